@@ -1,31 +1,27 @@
 """Small checkpoints and runs in memory, for tests of what stands above the formats."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-from pathlib import Path
-
 import torch
-from torch import Tensor
 
-from inshrink_core.checkpoint import Checkpoint, FileLayout, TensorRole, TensorSpec
+from inshrink_core.checkpoint import Checkpoint, TensorRole, TensorSpec
+from inshrink_core.evaluate import Evaluation
+from inshrink_core.metrics import Direction
 
 
 class DictSource:
     """A tensor source that reads from a dict by key, and remembers what was read."""
 
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+    def __init__(self, tensors):
         self.tensors, self.reads = dict(tensors), []
 
-    def read(self, spec: TensorSpec) -> Tensor:
+    def read(self, spec):
         self.reads.append(spec.key)
         return self.tensors[spec.key].contiguous().clone()
 
-    def skeleton(self, layout: FileLayout) -> bytes:
+    def skeleton(self, layout):
         return b""
 
 
-def spec_of(key: str, tensor: Tensor) -> TensorSpec:
+def spec_of(key, tensor):
     """Return the spec of a key ``name`` or ``name@role``; running statistics are buffers."""
     name, _, role = key.partition("@")
     if not role:
@@ -35,9 +31,7 @@ def spec_of(key: str, tensor: Tensor) -> TensorSpec:
     return TensorSpec(name=name, role=TensorRole(role), dtype=dtype, shape=tuple(tensor.shape))
 
 
-def memory_checkpoint(
-    step: int, tensors: Mapping[str, Tensor], hyperparameters: Mapping[str, Mapping[str, float]] | None = None
-) -> Checkpoint:
+def memory_checkpoint(step, tensors, hyperparameters=None):
     """Return a checkpoint of tensors by key."""
     specs = tuple(spec_of(key, tensor) for key, tensor in tensors.items())
     return Checkpoint(
@@ -48,7 +42,7 @@ def memory_checkpoint(
 class MemoryRun:
     """A run in memory; with a directory it has identities, and so a cache."""
 
-    def __init__(self, checkpoints: Mapping[int, Checkpoint], directory: Path | None = None) -> None:
+    def __init__(self, checkpoints, directory=None):
         self.checkpoints = dict(checkpoints)
         self.identities = {step: f"identity of {step}" for step in checkpoints}
         if directory is not None:
@@ -56,23 +50,23 @@ class MemoryRun:
             self.identity = self.identities.__getitem__
 
     @property
-    def steps(self) -> tuple[int, ...]:
+    def steps(self):
         return tuple(sorted(self.checkpoints))
 
-    def __getitem__(self, step: int) -> Checkpoint:
+    def __getitem__(self, step):
         return self.checkpoints[step]
 
-    def reads(self) -> int:
+    def reads(self):
         """Return how many tensors were read so far."""
         return sum(len(checkpoint.source.reads) for checkpoint in self.checkpoints.values())
 
 
 def memory_run(
-    tensors_by_step: Mapping[int, Mapping[str, Tensor]],
+    tensors_by_step,
     *,
-    hyperparameters: Mapping[str, Mapping[str, float]] | None = None,
-    directory: Path | None = None,
-) -> MemoryRun:
+    hyperparameters=None,
+    directory=None,
+):
     """Return a run of tensors by step and key."""
     checkpoints = {
         step: memory_checkpoint(step, tensors, hyperparameters) for step, tensors in tensors_by_step.items()
@@ -80,6 +74,13 @@ def memory_run(
     return MemoryRun(checkpoints, directory)
 
 
-def seeded(shape: tuple[int, ...], seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
+def seeded(shape, seed, dtype=torch.float32):
     """Return normal values that are the same whenever asked."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def evaluation(value=1.0, metric="loss", *, error=None, **arrays):
+    """Return what an evaluator finds by a metric of which less is better."""
+    errors = {} if error is None else {metric: error}
+    found = {"metric": metric, "value": value, "metrics": {metric: value}, "standard_errors": errors}
+    return Evaluation(direction=Direction.LOWER, **found, **arrays)

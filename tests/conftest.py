@@ -10,7 +10,6 @@ test leaves: the bundled samples' results lie there.
 
 import os
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,7 +27,7 @@ os.environ.setdefault("TRITON_CACHE_DIR", str(Path.home() / ".triton" / "cache")
 _HOMES = tempfile.TemporaryDirectory(prefix="inshrink-homes-")
 
 
-def _new_home() -> dict[str, str]:
+def _new_home():
     """Return the variables that lead into a new home."""
     home = Path(tempfile.mkdtemp(dir=_HOMES.name))
     return {
@@ -43,7 +42,7 @@ def _new_home() -> dict[str, str]:
 os.environ.update(_new_home())  # for what is imported, before a fixture begins
 
 
-def _at_home() -> Iterator[None]:
+def _at_home():
     with pytest.MonkeyPatch.context() as patch:
         for name, value in _new_home().items():
             patch.setenv(name, value)
@@ -51,19 +50,37 @@ def _at_home() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _home_of_a_module() -> Iterator[None]:
+def _home_of_a_module():
     """Let fixtures of a module find nothing that another has left."""
     yield from _at_home()
 
 
 @pytest.fixture(autouse=True)
-def _home_of_a_test(_home_of_a_module: None) -> Iterator[None]:
+def _home_of_a_test(_home_of_a_module):
     """Let a test find nothing that another has left."""
     yield from _at_home()
 
 
+@pytest.fixture(scope="module")
+def run_path(tmp_path_factory):
+    """A tiny training with four saves, 5 to 20; no test changes it."""
+    from tests.runs import write_run
+
+    return write_run(tmp_path_factory.mktemp("run") / "run")
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory):
+    """A small task to rehearse."""
+    from tests.lab.test_rehearsal import TASK
+
+    path = tmp_path_factory.mktemp("task") / "line.py"
+    path.write_text(TASK)
+    return f"{path}:Line"
+
+
 @pytest.fixture
-def evaluators_here(monkeypatch: pytest.MonkeyPatch) -> None:
+def evaluators_here(monkeypatch):
     """Run evaluators of files in this process."""
     from tests.judging import evaluate_here
 

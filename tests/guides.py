@@ -1,7 +1,5 @@
 """Packages that guides to extensions tell one to write, installed in a folder as pip leaves them."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
@@ -12,13 +10,13 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 
-def blocks(guide: str, kind: str) -> list[str]:
+def blocks(guide, kind):
     """Return the code of a guide in one language."""
     text = (ROOT / "docs" / "guides" / f"{guide}.md").read_text()
     return re.findall(rf"```{kind}\n(.*?)```", text, re.DOTALL)
 
 
-def install(guide: str, folder: Path, *files: str) -> Path:
+def install(guide, folder, *files):
     """Write a guide's modules under these names, and what it registers; return the folder."""
     for name, text in zip(files, blocks(guide, "python"), strict=False):
         (folder / name).write_text(text)
@@ -32,7 +30,7 @@ def install(guide: str, folder: Path, *files: str) -> Path:
     return folder
 
 
-def python(folder: Path, *arguments: str, installed: bool = True) -> subprocess.CompletedProcess[str]:
+def python(folder, *arguments, installed=True):
     """Run Python in a folder, with the package that lies there or without it."""
     paths = [str(folder)] * installed + [str(ROOT)]
     return subprocess.run(
@@ -45,7 +43,7 @@ def python(folder: Path, *arguments: str, installed: bool = True) -> subprocess.
     )
 
 
-def keeps_its_suite(folder: Path, suite: str) -> str:
+def keeps_its_suite(folder, suite):
     """Run the suite of a guide's package; return what pytest says."""
     options = ("-q", "-p", "no:cacheprovider", "--import-mode=importlib", "--rootdir", str(folder))
     done = python(folder, "-m", "pytest", *options, suite)

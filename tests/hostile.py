@@ -1,10 +1,7 @@
 """A working directory as an attacker leaves it: every module anybody might import, each leaving a trace."""
 
-from __future__ import annotations
-
 import json
 import sys
-from pathlib import Path
 
 __all__ = ["BEFORE_US", "executed", "lay_traps"]
 
@@ -20,7 +17,7 @@ sample_checkpoints evaluator comparison child worker
 """
 
 
-def lay_traps(folder: Path, traces: Path, *, spare: frozenset[str] = frozenset()) -> None:
+def lay_traps(folder, traces, *, spare=frozenset()):
     """Write a module or a package for every name, and settings that lead to code.
 
     Parameters
@@ -56,6 +53,6 @@ def lay_traps(folder: Path, traces: Path, *, spare: frozenset[str] = frozenset()
     (folder / "matplotlibrc").write_text("backend: module://main\n")
 
 
-def executed(traces: Path) -> list[str]:
+def executed(traces):
     """Return the names of the traps that went off."""
     return sorted(path.name for path in traces.iterdir())

@@ -3,28 +3,24 @@
 A child takes seconds to start; `tests/evaluate` shows what it is for.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from inshrink_core.checkpoint import Checkpoint
 from inshrink_core.errors import EvaluatorError, NotFiniteError
-from inshrink_core.evaluate import Evaluation, Evaluator
+from inshrink_core.evaluate import Evaluation
 from inshrink_core.evaluate.child import describe, function_of, load_file, model_wanted, read_outcome
 from inshrink_core.metrics import known_direction
 
 
 @lru_cache(maxsize=8)
-def _loaded(path: Path, name: str, source: bytes) -> Callable[..., Any]:
+def _loaded(path, name, source):
     sys.path.insert(0, str(path.parent))
     try:
         return function_of(load_file(path), name)
@@ -32,7 +28,7 @@ def _loaded(path: Path, name: str, source: bytes) -> Callable[..., Any]:
         sys.path.remove(str(path.parent))
 
 
-def evaluate_here(evaluator: Evaluator, state: Mapping[str, Tensor] | Checkpoint) -> Evaluation:
+def evaluate_here(evaluator, state):
     """Return what an evaluator's child would; to be put in the place of `Evaluator.evaluate`."""
     file, _, name = evaluator.spec.rpartition(":")
     path, given = Path(file).absolute(), dict[str, Tensor]()

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 
-def until(condition: Callable[[], Any], seconds: float = 200) -> Any:
+def until(condition, seconds=200):
     """Wait until a condition holds, on a machine that is busy with other tests; return what it gives."""
     ends = time.monotonic() + seconds
     while not (found := condition()):
@@ -17,12 +15,12 @@ def until(condition: Callable[[], Any], seconds: float = 200) -> Any:
     return found
 
 
-def aborted_at_exit(output: str) -> bool:
+def aborted_at_exit(output):
     """Whether a rank has said that gloo's threads aborted it as Python ended (pytorch/pytorch#190489)."""
     return "terminate called without an active exception" in output
 
 
-def descendants(pid: int) -> dict[int, str]:
+def descendants(pid):
     """Return the processes that a process has started, and those that they have, by their command lines."""
     parents: dict[int, int] = {}
     found: dict[int, str] = {}
@@ -44,7 +42,7 @@ def descendants(pid: int) -> dict[int, str]:
     return found
 
 
-def is_at_work(pid: int, line: str) -> bool:
+def is_at_work(pid, line):
     """Whether a process that was seen is there still: the same, and no zombie."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]

@@ -1,16 +1,12 @@
 """A tiny real training, saved as plain torch files: what the chain and session tests run on."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from inshrink_core.chain import Archive
 
 
-def model() -> nn.Module:
+def model():
     """Return a small convolutional network with buffers."""
     torch.manual_seed(0)
     return nn.Sequential(
@@ -18,14 +14,24 @@ def model() -> nn.Module:
     )
 
 
-def batch(step: int) -> tuple[Tensor, Tensor]:
+def adam(network):
+    """Return an optimizer with two moments."""
+    return torch.optim.AdamW(network.parameters(), lr=1e-3)
+
+
+def sgd(network):
+    """Return an optimizer with one."""
+    return torch.optim.SGD(network.parameters(), lr=1e-2, momentum=0.9)
+
+
+def batch(step):
     """Return the inputs and targets of a step; the same ones whenever asked."""
     generator = torch.Generator().manual_seed(step)
     inputs = torch.randn(16, 1, 6, 6, generator=generator)
     return inputs, (inputs.mean(dim=(1, 2, 3)) * 20).long().clamp(0, 9)
 
 
-def train(network: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> list[float]:
+def train(network, optimizer, steps):
     """Train and return the loss of every step."""
     losses = []
     for step in steps:
@@ -38,11 +44,11 @@ def train(network: nn.Module, optimizer: torch.optim.Optimizer, steps: range) ->
     return losses
 
 
-def write_run(directory: Path, n_steps: int = 4, every: int = 5) -> Path:
+def write_run(directory, n_steps=4, every=5):
     """Train and save every few steps; the last steps are `n_steps * every`."""
     directory.mkdir(parents=True, exist_ok=True)
     network = model()
-    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-3)
+    optimizer = adam(network)
     for save in range(1, n_steps + 1):
         train(network, optimizer, range((save - 1) * every, save * every))
         state = {"model": network.state_dict(), "optimizer": optimizer.state_dict(), "step": save * every}
@@ -50,17 +56,17 @@ def write_run(directory: Path, n_steps: int = 4, every: int = 5) -> Path:
     return directory
 
 
-def load(path: Path) -> tuple[nn.Module, torch.optim.Optimizer]:
+def load(path):
     """Load a checkpoint file the way a user's training script would."""
     state = torch.load(path, weights_only=True)
     network = model()
     network.load_state_dict(state["model"])
-    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-3)
+    optimizer = adam(network)
     optimizer.load_state_dict(state["optimizer"])
     return network, optimizer
 
 
-def payloads_of(path: Path) -> list[bytes]:
+def payloads_of(path):
     """Return every block payload of an archive, in order."""
     archive = Archive.open(path)
     readers = [archive.frame(info) for info in archive.reader.frames]

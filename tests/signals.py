@@ -3,6 +3,6 @@
 import signal
 
 
-def hear_ctrl_c() -> None:
+def hear_ctrl_c():
     """Give SIGINT its default meaning; for the `preexec_fn` of a child."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)

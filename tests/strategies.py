@@ -1,11 +1,8 @@
 """Tensors that tests are made of: those of the shipped suites, and symbols."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from hypothesis import strategies as st
-from torch import Tensor
 
 from inshrink_core.testing.tensors import EDGE_TENSORS, bits, float_chains, normal, random_bits, spec_of
 
@@ -13,7 +10,7 @@ __all__ = ["EDGE_TENSORS", "bits", "float_chains", "normal", "random_bits", "spe
 
 
 @st.composite
-def symbol_pairs(draw, max_n: int = 300) -> tuple[Tensor, int, Tensor | None, int]:
+def symbol_pairs(draw, max_n=300):
     """Symbols, their alphabet, and perhaps previous ones with theirs."""
     n = draw(st.integers(0, max_n))
     n_symbols, n_previous = draw(st.integers(1, 256)), draw(st.integers(1, 256))

@@ -1,12 +1,9 @@
 """What code and files of others say is shown on one line, and is no formula in a table."""
 
-from __future__ import annotations
-
 import csv
 
 import pandas as pd
 import pytest
-import torch
 from inshrink_app.widgets.listing import csv_bytes
 
 from inshrink_core.errors import EvaluatorError, InshrinkError
@@ -42,7 +39,7 @@ def test_no_cell_of_a_table_is_a_formula(text):
 class SilentError(Exception):
     """Its text is code, too."""
 
-    def __str__(self) -> str:
+    def __str__(self):
         raise RuntimeError
 
 
@@ -59,7 +56,7 @@ def test_an_error_of_others_is_told_on_one_short_line(error):
 def test_the_message_of_a_failed_check_is_clipped(tmp_path, caplog):
     checks = iter([1.0, 1.0, 1.0])
 
-    def check(network: torch.nn.Module) -> dict[str, float]:
+    def check(network):
         for value in checks:
             return {"loss": value}
         raise ValueError("\x1b[2J no batch\n" * 10**5)

@@ -1,20 +1,16 @@
 """What a table of sensitivities says in words: who carries it, and what has changed."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
 import pytest
 
-from inshrink_core.analysis.findings import Findings, findings, learning_rates
+from inshrink_core.analysis.findings import findings, learning_rates
 
 STEPS = (100, 400, 900)
 
 
-def told(
-    means: list[list[float]], metric: str = "fisher", by: str = "tensor", sizes: list[int] | None = None
-) -> Findings:
+def told(means, metric="fisher", by="tensor", sizes=None):
     """Return the findings of rows called a, b, c, … of one parameter each, at as many of `STEPS`."""
     values = np.array(means, np.float32).reshape(len(means), -1)
     names = [chr(ord("a") + place) for place in range(len(means))]

@@ -1,24 +1,21 @@
 """What moved between two checkpoints, in figures worked out by hand."""
 
-from __future__ import annotations
-
 import math
-from pathlib import Path
 
 import pytest
 import torch
 
 import inshrink_core
-from inshrink_core.analysis import Moved, moved_between
+from inshrink_core.analysis import moved_between
 from tests.runs import write_run
 
 
-def moved(path: Path, first: int = 1, second: int = 2) -> Moved:
+def moved(path, first=1, second=2):
     opened = inshrink_core.open(path)
     return moved_between(opened[first], opened[second])
 
 
-def save(folder: Path, step: int, **tensors: torch.Tensor) -> None:
+def save(folder, step, **tensors):
     folder.mkdir(exist_ok=True)
     torch.save({"model": tensors, "step": step}, folder / f"step_{step}.pt")
 

@@ -1,5 +1,4 @@
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -34,7 +33,7 @@ def run(tmp_path):
     )
 
 
-def cache_files(directory: Path) -> list[Path]:
+def cache_files(directory):
     return sorted((directory / ".inshrink" / "cache").iterdir())
 
 

@@ -2,12 +2,10 @@
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from inshrink_core.archive import ArchiveReader, ArchiveWriter, pack_archive
 from inshrink_core.errors import InshrinkError
-from inshrink_core.frame import FrameInfo
 
 ARCHIVE_ID = bytes(range(16))
 
@@ -19,7 +17,7 @@ META = {"format": "torch", "roles": ["weight", "exp_avg"], "groups": {"lr": 1e-3
 Blocks = dict[str, bytes]
 
 
-def blocks_of(step: int) -> Blocks:
+def blocks_of(step):
     """Three tensors of one step: a small one, an empty one, and one above the alignment's threshold."""
     return {
         "conv1.weight": bytes((step + i) % 251 for i in range(77)),
@@ -29,16 +27,16 @@ def blocks_of(step: int) -> Blocks:
 
 
 def append(
-    writer: ArchiveWriter,
-    step: int,
+    writer,
+    step,
     *,
-    kind: str | None = None,
-    parent_id: bytes | None = None,
-    branch: int = 0,
-    blocks: Blocks | None = None,
-    meta: dict | None = None,
-    codec: str = "raw/1",
-) -> FrameInfo:
+    kind=None,
+    parent_id=None,
+    branch=0,
+    blocks=None,
+    meta=None,
+    codec="raw/1",
+):
     """Commit a frame on the head (or a given parent), a keyframe if it is the first."""
     head = writer.reader.head
     parent = parent_id if parent_id is not None or head is None else head.frame_id
@@ -50,7 +48,7 @@ def append(
         return frame.commit({**META, "step": step} if meta is None else meta)
 
 
-def build(path: Path, steps: tuple[int, ...] = (0, 100, 200), *, grouped: bool = False) -> Path:
+def build(path, steps=(0, 100, 200), *, grouped=False):
     """Make an archive with one keyframe and deltas."""
     with ArchiveWriter(path, create=True, archive_id=ARCHIVE_ID, grouped=grouped) as writer:
         for step in steps:
@@ -58,19 +56,19 @@ def build(path: Path, steps: tuple[int, ...] = (0, 100, 200), *, grouped: bool =
     return path
 
 
-def contents(reader: ArchiveReader, frame_id: bytes) -> Blocks:
+def contents(reader, frame_id):
     """Read every tensor of a frame."""
     frame = reader.frame(frame_id)
     return {entry.key: frame.read(entry) for entry in frame.entries if not entry.attachment}
 
 
-def read_all(path: Path) -> dict[int, Blocks]:
+def read_all(path):
     """Read every tensor of every frame, by step."""
     reader = ArchiveReader.open(path)
     return {frame.step: contents(reader, frame.frame_id) for frame in reader.frames}
 
 
-def read_what_is_there(path: Path) -> None:
+def read_what_is_there(path):
     """Read everything: each value is right, or a typed error says why there is none."""
     with contextlib.suppress(InshrinkError):
         reader = ArchiveReader.open(path)
@@ -80,7 +78,7 @@ def read_what_is_there(path: Path) -> None:
                 assert reader.frame(frame.frame_id).meta == {**META, "step": frame.step}
 
 
-def flipped(content: bytes, start: int = 0, stride: int = 97) -> Iterator[bytes]:
+def flipped(content, start=0, stride=97):
     """Yield some bytes with every 97th bit flipped in turn."""
     for bit in range(start, len(content) * 8, stride):
         changed = bytearray(content)
@@ -88,7 +86,7 @@ def flipped(content: bytes, start: int = 0, stride: int = 97) -> Iterator[bytes]
         yield bytes(changed)
 
 
-def refuse(number: int) -> Callable:
+def refuse(number):
     """Return a call that the system refuses with an error's number."""
 
     def refused(*_args, **_kwargs):
@@ -97,7 +95,7 @@ def refuse(number: int) -> Callable:
     return refused
 
 
-def make_golden(folder: Path) -> None:
+def make_golden(folder):
     """Write the golden archives."""
     for name, grouped in (("folder", False), ("segment", True)):
         (build(folder / name, grouped=grouped) / "lock").unlink()

@@ -1,7 +1,5 @@
 """Every byte of a small archive cut off, and every 97th bit flipped."""
 
-from pathlib import Path
-
 import pytest
 
 from inshrink_core.archive import ArchiveReader, ArchiveWriter, check_archive, pack_archive
@@ -29,12 +27,12 @@ def place(request, tmp_path, monkeypatch):
     return path
 
 
-def files(path: Path) -> list[Path]:
+def files(path):
     found = path.rglob("*") if path.is_dir() else [path]
     return sorted(file for file in found if file.is_file() and file.name != "lock")
 
 
-def is_reported(place: Path) -> bool:
+def is_reported(place):
     try:
         return bool(check_archive(place))
     except InshrinkError:

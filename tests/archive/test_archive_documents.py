@@ -220,7 +220,7 @@ def test_any_document_is_an_index_or_damage(value):
 ARCHIVE_ID = b"A" * 16
 
 
-def frame(generation: int, parent_id: bytes | None, frame_id: bytes | None = None) -> FrameInfo:
+def frame(generation, parent_id, frame_id=None):
     step, kind = 100 * generation, FrameKind.DELTA if parent_id else FrameKind.KEYFRAME
     frame_id = frame_id or derive_frame_id(ARCHIVE_ID, parent_id, step, 0, generation)
     info = FrameInfo(frame_id, parent_id, step, kind, 0, generation, 1, ())
@@ -248,13 +248,13 @@ def test_manifest_whose_parent_has_a_higher_generation_survives():
     assert Manifest.parse(swapped.pack(), "here") == swapped
 
 
-def sealed(document: list, has_segments: bool = False) -> bytes:
+def sealed(document, has_segments=False):
     raw = msgpack.packb(document)
     payload = compress_document(raw)
     return ManifestHeader(ARCHIVE_ID, len(payload), len(raw), has_segments).pack(payload) + payload
 
 
-def document_of(manifest: Manifest) -> list:
+def document_of(manifest):
     packed = manifest.pack()
     raw_nbytes = struct.unpack_from("<I", packed, 16)[0]
     return msgpack.unpackb(decompress_document(packed[MANIFEST_HEADER_NBYTES:], raw_nbytes, "here"))
@@ -333,7 +333,7 @@ def test_any_document_is_a_manifest_or_damage(value, has_segments):
 
 
 @pytest.mark.parametrize("value", [1, True, 1.0])
-def test_attributes_are_inherited_if_their_bytes_are_equal(value: object) -> None:
+def test_attributes_are_inherited_if_their_bytes_are_equal(value):
     rows = [("weight", value, (2, 3))]
     parent, alike = (
         expected_index([ExpectedBlock("w", "x/1", row, 1, b"a")], [], {}, None)[1] for row in rows * 2

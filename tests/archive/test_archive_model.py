@@ -12,14 +12,14 @@ from tests.archive.conftest import begin_in_parts
 class Crowded(ArchiveMachine):
     """An archive that writes small files together from the third on, in groups of up to three."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self._patched = mock.patch.multiple(
             "inshrink_core.archive.writer", MAX_SMALL_FILES=2, _GROUP_FRAMES=3
         )
         self._patched.start()
 
-    def teardown(self) -> None:
+    def teardown(self):
         self._patched.stop()
         super().teardown()
 
@@ -27,12 +27,12 @@ class Crowded(ArchiveMachine):
 class Parted(Crowded):
     """An archive of frames in three parts, opened and committed to as any other."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self._in_parts = mock.patch.object(ArchiveWriter, "begin", begin_in_parts)
         self._in_parts.start()
 
-    def teardown(self) -> None:
+    def teardown(self):
         self._in_parts.stop()
         super().teardown()
 

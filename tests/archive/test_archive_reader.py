@@ -16,7 +16,7 @@ from inshrink_core.errors import (
 from tests.archive.building import ARCHIVE_ID, META, append, blocks_of, build, contents
 
 
-def steps(frames) -> list[int]:
+def steps(frames):
     return [frame.step for frame in frames]
 
 

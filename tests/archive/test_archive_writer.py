@@ -4,7 +4,6 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -25,12 +24,9 @@ from inshrink_core.errors import (
     StorageError,
 )
 from tests.archive.building import GOLDEN, append, blocks_of, read_all, refuse
+from tests.formats.run_builders import content_of
 
 MANIFEST = "inshrink-manifest"
-
-
-def files_of(path: Path) -> dict[str, bytes]:
-    return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
 
 
 @pytest.mark.parametrize("name", ["folder", "segment", "packed"])
@@ -103,7 +99,7 @@ def test_creating_needs_an_empty_place(tmp_path):
         ArchiveWriter(tmp_path / "nothing")
     with pytest.raises(NotFoundError):
         ArchiveWriter(tmp_path / "notes")
-    assert files_of(tmp_path) == {"notes/diary.txt": b"dear diary", "file": b"text"}
+    assert content_of(tmp_path) == {"notes/diary.txt": b"dear diary", "file": b"text"}
 
 
 def test_creating_is_harmless_where_the_archive_exists(path):

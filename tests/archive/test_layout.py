@@ -17,7 +17,7 @@ INFO = FrameInfo(FRAME_ID, PARENT_ID, 400, FrameKind.DELTA, 7, 3, 1, ())
 HEADER = FrameHeader(ARCHIVE_ID, INFO)
 
 
-def crc(data: bytes) -> bytes:
+def crc(data):
     return struct.pack("<I", google_crc32c.value(data))
 
 
@@ -26,7 +26,7 @@ def test_frame_id_is_the_specified_digest():
     assert layout.derive_frame_id(ARCHIVE_ID, PARENT_ID, 400, 7, 3) == digest[:16]
 
 
-def resealed(changes: dict[int, int]) -> bytes:
+def resealed(changes):
     """Return the header with some bytes changed and its checksum made right again."""
     data = bytearray(HEADER.pack())
     for offset, value in changes.items():

@@ -25,12 +25,7 @@ from inshrink_core.errors import (
     InputError,
     MissingFrameError,
 )
-from tests.archive.building import (
-    append,
-    blocks_of,
-    contents,
-    read_all,
-)
+from tests.archive.building import append, blocks_of, contents, read_all
 
 MANIFEST = "inshrink-manifest"
 STEPS = (0, 100, 200)
@@ -155,7 +150,7 @@ def test_newer_version_is_told_from_damage(packed):
         ArchiveReader.open(packed)
 
 
-def forged(files: list[tuple[str, int]], *, cut: int = 0) -> bytes:
+def forged(files, *, cut=0):
     """Return a packed archive whose directory says what it likes, every checksum right."""
     places, offset = [], PACK_HEADER_NBYTES
     for name, nbytes in files:

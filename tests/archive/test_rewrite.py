@@ -21,7 +21,7 @@ def path(tmp_path):
     return build(tmp_path / "x", STEPS)
 
 
-def state(path: Path) -> dict[int, tuple[dict[str, bytes], str, dict]]:
+def state(path):
     """Return blocks, kind and meta of every step."""
     reader = ArchiveReader.open(path)
     return {
@@ -30,7 +30,7 @@ def state(path: Path) -> dict[int, tuple[dict[str, bytes], str, dict]]:
     }
 
 
-def thin_out(path: Path) -> None:
+def thin_out(path):
     """Drop steps 0 and 100: 200 becomes a keyframe of another codec, 300 stays a delta upon it."""
     with ArchiveWriter(path) as writer:
         frames = {frame.step: frame for frame in writer.reader.frames}
@@ -114,7 +114,7 @@ class _Killed(BaseException):
     """Stands for the end of the process: nothing that runs afterwards may repair anything."""
 
 
-def interrupted(monkeypatch, path: Path, n_calls: int, error: BaseException) -> bool:
+def interrupted(monkeypatch, path, n_calls, error):
     """Thin out, interrupted before the n-th call to the system; tell whether it came to that."""
     calls = []
 

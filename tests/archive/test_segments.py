@@ -24,15 +24,15 @@ STEPS = (0, 100, 200, 300)
 SEGMENT = segment_path(4)
 
 
-def names(path) -> list[str]:
+def names(path):
     return sorted(file.name for file in (path / "frames").iterdir())
 
 
-def steps(path) -> list[int]:
+def steps(path):
     return [frame.step for frame in ArchiveReader.open(path).frames]
 
 
-def is_whole(path, expected=STEPS) -> bool:
+def is_whole(path, expected=STEPS):
     """Whether an archive has some steps, with all that was written of each."""
     reader = ArchiveReader.open(path)
     assert [frame.step for frame in reader.frames] == list(expected)

@@ -2,7 +2,6 @@
 
 import hashlib
 import struct
-from pathlib import Path
 
 import google_crc32c
 import msgpack
@@ -19,19 +18,19 @@ LARGE, SMALL = bytes(i % 251 for i in range(5000)), b"small"
 ATTRIBUTES = ("weight", "float32", [1250], False, "vector")
 
 
-def crc(*chunks: bytes) -> bytes:
+def crc(*chunks):
     return struct.pack("<I", google_crc32c.value(b"".join(chunks)))
 
 
 def frame(
-    part: int = 0,
-    last: int = 0,
-    attributes: tuple = ATTRIBUTES,
+    part=0,
+    last=0,
+    attributes=ATTRIBUTES,
     *,
-    keys: tuple[str, str] = ("a", "b"),
-    places: list[int] | None = None,
-    attached: bool | None = None,
-) -> bytes:
+    keys=("a", "b"),
+    places=None,
+    attached=None,
+):
     """Return a keyframe of step 7: a large tensor, a small one, and an attachment with the same bytes."""
     attached = not last if attached is None else attached
     header = b"INSHRNKF" + struct.pack("<HBBI", 1, 1, 0, 0) + ARCHIVE_ID + FRAME_ID + bytes(16)
@@ -57,12 +56,22 @@ def frame(
     return header + bytes(start - len(header)) + LARGE + SMALL + document + trailer
 
 
-def manifest(*frames: bytes, flags: int = 0, more: tuple = ()) -> bytes:
+def manifest(*frames, flags=0, more=()):
     """Return a manifest that lists frames of step 7, which are keyframes."""
     n = len(frames)
+    return listed(n, frames, flags, more)
+
+
+def manifest_of_parts(*parts):
+    """Return a manifest that lists one frame of step 7 in some parts."""
+    return listed(1, parts, 2, ([len(parts)],))
+
+
+def listed(n, files, flags, more):
+    """Return a manifest of `n` frames in some files."""
     columns = [
         [FRAME_ID] * n, [None] * n, [7] * n, [0] * n, [0] * n, list(range(1, n + 1)),
-        [len(each) for each in frames], b"".join(hashlib.sha256(each).digest() for each in frames),
+        [len(each) for each in files], b"".join(hashlib.sha256(each).digest() for each in files),
         [], n + 1, *more,
     ]  # fmt: skip
     raw = msgpack.packb(columns)
@@ -71,14 +80,14 @@ def manifest(*frames: bytes, flags: int = 0, more: tuple = ()) -> bytes:
     return fields + crc(fields, payload) + payload
 
 
-def archive(path: Path, content: bytes, listed: bytes, name: str = "00000001-7.frame") -> Path:
+def archive(path, content, listed, name="00000001-7.frame"):
     (path / "frames").mkdir(parents=True)
     (path / "frames" / name).write_bytes(content)
     (path / "inshrink-manifest").write_bytes(listed)
     return path
 
 
-def read(path: Path) -> None:
+def read(path):
     reader = ArchiveReader.open(path)
     reader.frame(reader.frames[0].frame_id)
 
@@ -102,24 +111,11 @@ def test_the_flag_of_segments_places_a_frame_in_one(tmp_path):
     assert check_archive(path) == ()
 
 
-def in_parts(path: Path, parts: list[bytes], listed: bytes) -> Path:
+def in_parts(path, parts, listed):
     archive(path, parts[0], listed, "00000001-7.00000.frame")
     for number, part in enumerate(parts[1:], 1):
         (path / "frames" / f"00000001-7.{number:05d}.frame").write_bytes(part)
     return path
-
-
-def manifest_of_parts(*parts: bytes) -> bytes:
-    """Return a manifest that lists one frame of step 7 in some parts."""
-    columns = [
-        [FRAME_ID], [None], [7], [0], [0], [1],
-        [len(each) for each in parts], b"".join(hashlib.sha256(each).digest() for each in parts),
-        [], 2, [len(parts)],
-    ]  # fmt: skip
-    raw = msgpack.packb(columns)
-    payload = zstandard.compress(raw)
-    fields = b"INSHRNKM" + struct.pack("<HHII", 1, 2, len(payload), len(raw)) + ARCHIVE_ID
-    return fields + crc(fields, payload) + payload
 
 
 PARTS = [frame(0, 1, places=[1, 3], attached=True), frame(1, 1, keys=("c", "d"), places=[0, 2])]
@@ -185,7 +181,7 @@ def test_the_number_of_parts_in_a_manifest_must_fit_its_columns(tmp_path):
         assert ArchiveReader.open(path).catalog.manifest_problem is not None
 
 
-def cells(path, *attributes: tuple) -> Path:
+def cells(path, *attributes):
     """Return an archive of blocks of 1,250 elements, each with the shape of a tensor and where it begins."""
     with (
         ArchiveWriter(path, create=True) as writer,
@@ -208,6 +204,7 @@ def test_cells_make_up_a_tensor(tmp_path):
     "attributes",
     [
         [("a[1250:2500]", [[2500], [1250]])],  # half of it
+        [("a[0:1250]", [[3750], [0]]), ("a[2500:3750]", [[3750], [2500]])],  # without its middle
         [("a[0:1250]", [[1250], [0]]), ("a",)],  # a block of all of it, too
         [("a[0:1250]", [[2500], [0]]), ("a[1000:2250]", [[2500], [1000]])],  # they overlap
         [("a[0:1250]", [[2500], [0]]), ("a[1250:2500]", [[3000], [1250]])],  # of two shapes

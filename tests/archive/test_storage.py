@@ -42,7 +42,7 @@ CLASSES = {
 }
 
 
-def point(group: str, name: str) -> EntryPoint | None:
+def point(group, name):
     entry = EntryPoint(name, f"{__name__}:{CLASSES[name].__name__}", group) if name in CLASSES else None
     if entry is None:
         return registry_plugin(group, name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -18,18 +17,18 @@ Tensor = tuple[tuple[Any, ...], str, bytes]
 """Attributes, bitstream and payload of a block."""
 
 
-def constant(shape: list[int], dtype: str = "float32", element: bytes = bytes(4)) -> Tensor:
+def constant(shape, dtype="float32", element=bytes(4)):
     """Return a tensor of one value: a few bytes, whatever its shape."""
     return ("weight", dtype, shape, False, "linear"), "lossless/1", b"\2" + element
 
 
-def layout(*files: list[Any], aliases: tuple[Any, ...] = ()) -> bytes:
+def layout(*files, aliases=()):
     """Return a layout; a file is [path, nbytes, kind, regions, zip entries]."""
     packed: bytes = msgpack.packb({"files": list(files), "aliases": list(aliases)})
     return packed
 
 
-def zeros_part(nbytes: int, *, claim: int | None = None, in_frame: bool = False) -> tuple[str, bytes]:
+def zeros_part(nbytes, *, claim=None, in_frame=False):
     """Return a part of zeros that says it has `claim` bytes, in the zstd frame too."""
     maker = zstandard.ZstdCompressor(
         compression_params=zstandard.ZstdCompressionParameters.from_level(3, write_content_size=in_frame)
@@ -42,12 +41,12 @@ def zeros_part(nbytes: int, *, claim: int | None = None, in_frame: bool = False)
 
 
 def build(
-    path: Path,
-    tensors: Mapping[str, Tensor],
-    described: bytes,
-    parts: Mapping[str, bytes | tuple[str, bytes]] | None = None,
-    meta: Mapping[str, Any] = META,
-) -> Path:
+    path,
+    tensors,
+    described,
+    parts=None,
+    meta=META,
+):
     """Write an archive of one keyframe."""
     with (
         ArchiveWriter(path, create=True) as writer,
@@ -62,6 +61,6 @@ def build(
     return path
 
 
-def small_header(nbytes: int) -> list[Any]:
+def small_header(nbytes):
     """Return the file of one tensor `w` of `nbytes` behind a header of 8 bytes."""
     return ["m.bin", nbytes + 8, "safetensors", [[8, nbytes, [[0, 0, None]]]], []]

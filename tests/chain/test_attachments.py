@@ -1,7 +1,5 @@
 """Attachments come back bit for bit; a damaged layout is refused, never trusted."""
 
-from __future__ import annotations
-
 import contextlib
 
 import msgpack
@@ -38,13 +36,13 @@ LAYOUT = (
 
 
 @given(content=st.binary(max_size=2000), previous=st.binary(max_size=2000))
-def test_every_attachment_comes_back_that_had_another_name(content: bytes, previous: bytes) -> None:
+def test_every_attachment_comes_back_that_had_another_name(content, previous):
     ((key, codec, payload),) = encode_attachments({"step_2.pt": content}, {"step_1.pt": previous})
     assert (key, codec) in {("step_2.pt", "renamed/1"), ("step_2.pt", "stored/1")}
     assert decode_attachment(codec, payload, previous, "here") == content
 
 
-def test_attachments_are_compared_by_name_and_else_by_place() -> None:
+def test_attachments_are_compared_by_name_and_else_by_place():
     same, other = bytes(range(200)), bytes(reversed(range(200)))
     before = {"": same, "step_1.pt": other, "tokenizer.json": same}
     now = {"": same, "step_2.pt": other, "tokenizer.json": same, "new.bin": other}
@@ -54,13 +52,13 @@ def test_attachments_are_compared_by_name_and_else_by_place() -> None:
 
 
 @given(content=st.binary(max_size=2000), previous=st.none() | st.binary(max_size=2000))
-def test_every_attachment_comes_back(content: bytes, previous: bytes | None) -> None:
+def test_every_attachment_comes_back(content, previous):
     codec, payload = encode_attachment(content, previous)
     assert decode_attachment(codec, payload, previous, "here") == content
     assert len(payload) <= len(content)
 
 
-def test_the_digest_of_a_checkpoint_depends_on_every_file() -> None:
+def test_the_digest_of_a_checkpoint_depends_on_every_file():
     run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
     checkpoint = run[run.steps[0]]
     files = dict(attachments_of(checkpoint))
@@ -69,7 +67,7 @@ def test_the_digest_of_a_checkpoint_depends_on_every_file() -> None:
     assert len(digests) == 1 + len(files) > 2
 
 
-def test_an_attachment_like_the_previous_one_costs_little() -> None:
+def test_an_attachment_like_the_previous_one_costs_little():
     import random
 
     content = random.Random(0).randbytes(100_000)
@@ -88,17 +86,17 @@ def test_an_attachment_like_the_previous_one_costs_little() -> None:
         ("renamed/1", b"\0" * 20),
     ],
 )
-def test_a_damaged_attachment_is_refused(codec: str, payload: bytes) -> None:
+def test_a_damaged_attachment_is_refused(codec, payload):
     with pytest.raises(DamagedError):
         decode_attachment(codec, payload, None, "here")
 
 
-def test_a_newer_coding_is_incompatible_not_damaged() -> None:
+def test_a_newer_coding_is_incompatible_not_damaged():
     with pytest.raises(IncompatibleError):
         decode_attachment("brotli/9", b"", None, "here")
 
 
-def test_a_layout_comes_back() -> None:
+def test_a_layout_comes_back():
     packed = pack_layout(LAYOUT, {"tied": "a"}, ("a", "b"))
     assert unpack_layout(packed, ("a", "b"), "here") == (LAYOUT, {"tied": "a"})
 
@@ -116,12 +114,12 @@ def test_a_layout_comes_back() -> None:
         {"files": [["p", 100, "torch", [[0, 4, [[7, 0, None]]]], []]], "aliases": []},
     ],
 )
-def test_a_layout_that_points_outside_is_refused(document: object) -> None:
+def test_a_layout_that_points_outside_is_refused(document):
     with pytest.raises(DamagedError):
         unpack_layout(msgpack.packb(document), ("a", "b"), "here")
 
 
 @given(st.binary(max_size=200))
-def test_random_bytes_are_never_more_than_a_damaged_layout(content: bytes) -> None:
+def test_random_bytes_are_never_more_than_a_damaged_layout(content):
     with contextlib.suppress(DamagedError):
         unpack_layout(content, ("a",), "here")

@@ -9,7 +9,6 @@ from typing import NamedTuple
 import pytest
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
 
 import inshrink_core
 from inshrink_core.archive import ArchiveWriter
@@ -32,22 +31,22 @@ class Tuned(NamedTuple):
     folder: Path
 
     @property
-    def state(self) -> dict[str, Tensor]:
+    def state(self):
         return torch.load(self.base, weights_only=True)["model"]
 
-    def compressed(self, name: str = "a", **options: object) -> Path:
+    def compressed(self, name="a", **options):
         target = self.folder / f"{name}.inshrink"
         inshrink_core.compress(self.run, target, **{"base": self.base, "optimizer": "drop", **options})
         return target
 
-    def moved(self, archive: Path) -> Path:
+    def moved(self, archive):
         target = self.folder / "else" / "where" / archive.name
         shutil.copytree(archive, target)
         return target
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tuned")
     base = write_run(folder / "pretrained", n_steps=1, every=20) / "step_20.pt"
     network, _ = load(base)
@@ -61,16 +60,16 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def tuned(trained: Path, tmp_path: Path) -> Tuned:
+def tuned(trained, tmp_path):
     shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
     return Tuned(tmp_path / "pretrained" / "step_20.pt", tmp_path / "run", tmp_path)
 
 
-def states(archive: Archive) -> dict[int, dict[str, Tensor]]:
+def states(archive):
     return {step: archive[step].state_dict() for step in archive.steps}
 
 
-def assert_equal(one: dict[int, dict[str, Tensor]], other: dict[int, dict[str, Tensor]]) -> None:
+def assert_equal(one, other):
     assert one.keys() == other.keys()
     for step, state in one.items():
         assert all(torch.equal(value, other[step][name]) for name, value in state.items())
@@ -78,9 +77,7 @@ def assert_equal(one: dict[int, dict[str, Tensor]], other: dict[int, dict[str, T
 
 @pytest.mark.parametrize("look_ahead", [True, False])
 @pytest.mark.parametrize("codec", CODECS)
-def test_first_frame_is_smaller_and_every_step_decodes_to_the_same_bits(
-    codec: str, look_ahead: bool, tuned: Tuned
-) -> None:
+def test_first_frame_is_smaller_and_every_step_decodes_to_the_same_bits(codec, look_ahead, tuned):
     plain = Archive.open(tuned.compressed("plain", codec=codec, base=None, look_ahead=look_ahead))
     based = Archive.open(tuned.compressed("based", codec=codec, look_ahead=look_ahead))
     assert_equal(states(based), states(plain))
@@ -96,7 +93,7 @@ def test_first_frame_is_smaller_and_every_step_decodes_to_the_same_bits(
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_base_serves_from_whatever_file_holds_the_same_tensors(codec: str, tuned: Tuned) -> None:
+def test_base_serves_from_whatever_file_holds_the_same_tensors(codec, tuned):
     archive = tuned.moved(tuned.compressed(codec=codec))
     save_file(tuned.state, tuned.folder / "base.safetensors")
     inshrink_core.compress(tuned.base.parent, tuned.folder / "pre.inshrink", codec="lossless")
@@ -112,7 +109,7 @@ def test_base_serves_from_whatever_file_holds_the_same_tensors(codec: str, tuned
         assert_equal(states(Archive.open(archive, base=base)), expected)
 
 
-def test_missing_base_is_an_error_that_names_it_and_harms_no_later_keyframe(tuned: Tuned) -> None:
+def test_missing_base_is_an_error_that_names_it_and_harms_no_later_keyframe(tuned):
     archive = tuned.moved(tuned.compressed(keyframe_every=2))
     opened = Archive.open(archive)
     digest = opened.base_of(opened.frames[0]).digest.hex()  # type: ignore[union-attr]
@@ -131,7 +128,7 @@ def test_missing_base_is_an_error_that_names_it_and_harms_no_later_keyframe(tune
     assert inshrink_core.verify(archive, deep=True, base=tuned.base, against=inshrink_core.open(tuned.run)).ok
 
 
-def test_base_that_changed_is_refused_whether_given_or_found(tuned: Tuned) -> None:
+def test_base_that_changed_is_refused_whether_given_or_found(tuned):
     archive = tuned.compressed()
     content = torch.load(tuned.base, weights_only=True)
     content["model"]["4.weight"][0, 0] += 1e-3
@@ -144,7 +141,7 @@ def test_base_that_changed_is_refused_whether_given_or_found(tuned: Tuned) -> No
         _ = Archive.open(archive, base={"4.weight": torch.zeros(3)})[1]["4.weight"]
 
 
-def test_damaged_base_is_an_error_of_the_base(tuned: Tuned) -> None:
+def test_damaged_base_is_an_error_of_the_base(tuned):
     archive = tuned.compressed()
     content = bytearray(tuned.base.read_bytes())
     at = content.find(tuned.state["4.weight"].numpy().tobytes())
@@ -154,7 +151,7 @@ def test_damaged_base_is_an_error_of_the_base(tuned: Tuned) -> None:
         _ = Archive.open(archive)[1]["4.weight"]
 
 
-def test_archive_made_to_stand_alone_keeps_every_bit(tuned: Tuned) -> None:
+def test_archive_made_to_stand_alone_keeps_every_bit(tuned):
     archive = tuned.compressed()
     expected = states(Archive.open(archive))
     planned = inshrink_core.verbs.prune(archive, stand_alone=True)
@@ -170,7 +167,7 @@ def test_archive_made_to_stand_alone_keeps_every_bit(tuned: Tuned) -> None:
     assert inshrink_core.compress(tuned.run, moved).appended == ()
 
 
-def test_pruning_the_first_step_needs_the_base_and_leaves_none(tuned: Tuned) -> None:
+def test_pruning_the_first_step_needs_the_base_and_leaves_none(tuned):
     archive = tuned.moved(tuned.compressed())
     before = [path.read_bytes() for path in sorted(archive.rglob("*.frame"))]
     with pytest.raises(BaseModelError):
@@ -182,7 +179,7 @@ def test_pruning_the_first_step_needs_the_base_and_leaves_none(tuned: Tuned) -> 
     assert_equal(states(opened), {step: complete[step].state_dict() for step in (3, 4)})
 
 
-def test_pruning_in_between_keeps_the_first_step_upon_its_base(tuned: Tuned) -> None:
+def test_pruning_in_between_keeps_the_first_step_upon_its_base(tuned):
     archive = tuned.compressed()
     expected = Archive.open(archive)[1].state_dict()
     inshrink_core.verbs.prune(archive, keep=[1], apply=True)
@@ -192,7 +189,7 @@ def test_pruning_in_between_keeps_the_first_step_upon_its_base(tuned: Tuned) -> 
     assert all(torch.equal(value, expected[name]) for name, value in opened[1].state_dict().items())
 
 
-def test_exported_step_stands_alone(tuned: Tuned) -> None:
+def test_exported_step_stands_alone(tuned):
     archive = tuned.compressed()
     for step in (1, 2):
         target = tuned.folder / "else" / "where" / f"{step}.inshrink"
@@ -201,13 +198,13 @@ def test_exported_step_stands_alone(tuned: Tuned) -> None:
         assert all(torch.equal(value, found[name]) for name, value in expected.items())
 
 
-def test_packed_archive_finds_its_base(tuned: Tuned) -> None:
+def test_packed_archive_finds_its_base(tuned):
     archive = tuned.compressed()
     inshrink_core.verbs.export(archive, pack=tuned.folder / "packed.inshrink")
     assert_equal(states(Archive.open(tuned.folder / "packed.inshrink")), states(Archive.open(archive)))
 
 
-def test_appending_goes_on_from_a_frame_upon_a_base(tuned: Tuned) -> None:
+def test_appending_goes_on_from_a_frame_upon_a_base(tuned):
     complete = tuned.compressed("whole", look_ahead=False)
     parts = tuned.compressed("parts", steps=[1], look_ahead=False)
     inshrink_core.compress(tuned.run, parts, steps=[2])
@@ -218,7 +215,7 @@ def test_appending_goes_on_from_a_frame_upon_a_base(tuned: Tuned) -> None:
     assert_equal(states(Archive.open(moved, base=tuned.base)), states(Archive.open(complete)))
 
 
-def test_another_base_is_refused_before_anything_is_written(tuned: Tuned) -> None:
+def test_another_base_is_refused_before_anything_is_written(tuned):
     archive = tuned.compressed(steps=[1])
     other = {name: value + 1 for name, value in tuned.state.items()}
     with pytest.raises(BaseModelError, match="in a state dict"):
@@ -235,7 +232,7 @@ def test_another_base_is_refused_before_anything_is_written(tuned: Tuned) -> Non
         assert not (tuned.folder / "never.inshrink").exists()
 
 
-def test_tensors_the_base_lacks_are_stored_without_it_and_counted(tuned: Tuned) -> None:
+def test_tensors_the_base_lacks_are_stored_without_it_and_counted(tuned):
     state = tuned.state
     del state["4.bias"]
     state["4.weight"] = state["4.weight"].half()
@@ -248,7 +245,7 @@ def test_tensors_the_base_lacks_are_stored_without_it_and_counted(tuned: Tuned) 
         _ = opened[1]["0.weight"]
 
 
-def test_adapters_are_refused_with_their_name_and_taken_where_the_base_holds_them(tuned: Tuned) -> None:
+def test_adapters_are_refused_with_their_name_and_taken_where_the_base_holds_them(tuned):
     adapters = {"q.lora_A.weight": torch.randn(4, 64), "q.lora_B.weight": torch.randn(64, 4)}
     run = tuned.folder / "adapters"
     run.mkdir()
@@ -264,13 +261,13 @@ def test_adapters_are_refused_with_their_name_and_taken_where_the_base_holds_the
     assert Archive.open(tuned.folder / "l.inshrink", base=adapters)[2]["q.lora_A.weight"].shape == (4, 64)
 
 
-def test_codec_without_a_rule_for_it_refuses_a_base(tuned: Tuned) -> None:
+def test_codec_without_a_rule_for_it_refuses_a_base(tuned):
     with pytest.raises(ConfigError, match="codec 'inshrinkerator' cannot encode against a base model"):
         tuned.compressed(codec="inshrinkerator")
     assert not (tuned.folder / "a.inshrink").exists()
 
 
-def test_base_is_one_checkpoint_that_stands_alone(tuned: Tuned) -> None:
+def test_base_is_one_checkpoint_that_stands_alone(tuned):
     with pytest.raises(InputError, match="holds 4 checkpoints, and a base model is one"):
         open_base(tuned.run)
     assert open_base(f"{tuned.run}@3").name == "run@3"
@@ -280,7 +277,7 @@ def test_base_is_one_checkpoint_that_stands_alone(tuned: Tuned) -> None:
         open_base(inshrink_core.open(tuned.run))  # type: ignore[arg-type]
 
 
-def test_record_that_does_not_fit_its_frame_is_damage(tuned: Tuned) -> None:
+def test_record_that_does_not_fit_its_frame_is_damage(tuned):
     config = make_chain_config("x", "lossless", None, "drop", 32, "cpu", 1)
     archive = tuned.folder / "x.inshrink"
     with ArchiveWriter(archive, create=True) as writer:
@@ -295,7 +292,7 @@ def test_record_that_does_not_fit_its_frame_is_damage(tuned: Tuned) -> None:
             opened.frame(info)
 
 
-def test_record_without_hints_is_read(tmp_path: Path) -> None:
+def test_record_without_hints_is_read(tmp_path):
     with (
         ArchiveWriter(tmp_path / "x", create=True) as writer,
         writer.begin(step=1, kind=FrameKind.KEYFRAME, parent_id=None, external=True) as frame,
@@ -306,7 +303,7 @@ def test_record_without_hints_is_read(tmp_path: Path) -> None:
     assert (record.path, record.step) == (None, None)
 
 
-def test_hostile_hint_is_read_as_a_checkpoint_at_most(tuned: Tuned) -> None:
+def test_hostile_hint_is_read_as_a_checkpoint_at_most(tuned):
     archive = tuned.moved(tuned.compressed())
     hint = (archive.parent / "../../run/../pretrained/step_20.pt").resolve()
     hint.unlink()
@@ -316,7 +313,7 @@ def test_hostile_hint_is_read_as_a_checkpoint_at_most(tuned: Tuned) -> None:
         Archive.open(tuned.folder / "a.inshrink")[1].state_dict()
 
 
-def test_base_is_looked_for_only_where_the_caller_allows_it(tuned: Tuned) -> None:
+def test_base_is_looked_for_only_where_the_caller_allows_it(tuned):
     opened = Archive.open(tuned.compressed())
     asked: list[Path] = []
     opened.bases.allows = lambda real: bool(asked.append(real))
@@ -325,7 +322,7 @@ def test_base_is_looked_for_only_where_the_caller_allows_it(tuned: Tuned) -> Non
     assert asked == [tuned.base.resolve()]
 
 
-def test_bounded_compression_begins_upon_the_base(tuned: Tuned) -> None:
+def test_bounded_compression_begins_upon_the_base(tuned):
     judge = tuned.folder / "judge.py"
     judge.write_text(
         "import torch\n"
@@ -348,7 +345,7 @@ def test_bounded_compression_begins_upon_the_base(tuned: Tuned) -> None:
 
 
 @pytest.mark.parametrize("given", ["path", "state"])
-def test_saver_begins_upon_the_base_and_restores_with_it(given: str, tuned: Tuned) -> None:
+def test_saver_begins_upon_the_base_and_restores_with_it(given, tuned):
     network, _ = load(tuned.base)
     optimizer = torch.optim.AdamW(network.parameters(), lr=1e-5)
     base = tuned.base if given == "path" else network.state_dict()

@@ -1,7 +1,5 @@
 """Saves under a budget: what changed most is saved, the rest stays, and whoever reads is told so."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,24 +1,14 @@
 """Which buffers come back bit for bit, and that `compress` says which do not."""
 
-from __future__ import annotations
-
 import io
-from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
 
 import inshrink_core
 from inshrink_core.checkpoint import TensorRole
-from tests.runs import write_run
 
 OVERRIDE = {"match": "*.running_*", "exact": True}
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_run(tmp_path_factory.mktemp("buffers") / "run")
 
 
 @pytest.mark.parametrize(
@@ -30,11 +20,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"codec": "inshrinkerator"}, set(), ""),
     ],
 )
-def test_buffers_that_are_rounded_are_told_with_what_keeps_them(
-    run: Path, tmp_path: Path, asked: dict[str, Any], rounded: set[str], words: str
-) -> None:
-    report = inshrink_core.compress(run, tmp_path / "a.inshrink", **asked)
-    originals, restored = inshrink_core.open(run), inshrink_core.open(tmp_path / "a.inshrink")
+def test_buffers_that_are_rounded_are_told_with_what_keeps_them(run_path, tmp_path, asked, rounded, words):
+    report = inshrink_core.compress(run_path, tmp_path / "a.inshrink", **asked)
+    originals, restored = inshrink_core.open(run_path), inshrink_core.open(tmp_path / "a.inshrink")
     different = {
         spec.name
         for step in originals.steps

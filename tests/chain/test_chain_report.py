@@ -1,7 +1,5 @@
 """What an archive tells as a chain: places, sizes, lines of training and damage."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from safetensors.torch import save_file

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,23 +16,17 @@ from inshrink_core.chain.defaults import make_chain_config
 from inshrink_core.cli import main
 from inshrink_core.codec import get_codec
 from inshrink_core.codecs.lattice.codec import LatticeCodec
-from tests.lab.test_rehearsal import TASK
-from tests.runs import load, write_run
+from tests.runs import load
 
 STATE = {"exp_avg", "exp_avg_sq"}
 
 
-@pytest.fixture(scope="module")
-def run_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_run(tmp_path_factory.mktemp("defaults") / "run")
-
-
-def metas(path: Path) -> list[dict[str, Any]]:
+def metas(path):
     archive = Archive.open(path)
     return [archive.frame(info).meta for info in archive.frames]
 
 
-def bitstreams(path: Path, step: int) -> dict[str, set[str]]:
+def bitstreams(path, step):
     """Return the bitstreams of a step's blocks by role of their tensors."""
     archive = Archive.open(path)
     found: dict[str, set[str]] = {}
@@ -44,7 +37,7 @@ def bitstreams(path: Path, step: int) -> dict[str, set[str]]:
     return found
 
 
-def is_exact(found: dict[str, set[str]], role: str) -> bool:
+def is_exact(found, role):
     return found[role] <= {get_codec("lossless").bitstream}
 
 
@@ -127,10 +120,9 @@ def test_optimizer_state_that_the_moments_codec_has_no_rule_for_stays_exact(tmp_
     assert not torch.equal(original["exp_avg"], restored["exp_avg"])
 
 
-def test_a_rehearsal_restores_from_what_compress_would_write(tmp_path):
-    (tmp_path / "line.py").write_text(TASK)
+def test_a_rehearsal_restores_from_what_compress_would_write(task, tmp_path):
     for codec, expected in ((None, "compressed"), ("lossless", "exact")):
-        found = inshrink_lab.rehearse(f"{tmp_path}/line.py:Line", tmp_path / "out", codec=codec, seeds=1)
+        found = inshrink_lab.rehearse(task, tmp_path / "out", codec=codec, seeds=1)
         assert found.optimizer == expected
     assert found.excess == 0
 

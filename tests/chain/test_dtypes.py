@@ -1,7 +1,6 @@
 """Runs of every dtype that PyTorch can save: compressed by every codec, without loss where no rule holds."""
 
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
@@ -37,12 +36,12 @@ UNSAVED = {f"{sign}int{width}" for sign in ("", "u") for width in range(1, 8)}
 QUANTIZED = {"qint8", "quint8", "qint32", "quint4x2", "quint2x4"}
 
 
-def every_dtype() -> set[str]:
+def every_dtype():
     """Return the names of all dtypes of the PyTorch that is installed."""
     return {str(value).removeprefix("torch.") for value in vars(torch).values() if type(value) is torch.dtype}
 
 
-def values(dtype: str, shape: tuple[int, ...], seed: int) -> Tensor:
+def values(dtype, shape, seed):
     if dtype not in NUMBERS:
         return random_bits(dtype, shape, seed)
     numbers = torch.randn(shape, generator=torch.Generator().manual_seed(seed // 10)).abs()
@@ -50,7 +49,7 @@ def values(dtype: str, shape: tuple[int, ...], seed: int) -> Tensor:
     return (0.5 * numbers + 0.01 * moved).to(getattr(torch, dtype))
 
 
-def content_of(step: int) -> dict:
+def content_of(step):
     """Return a checkpoint with weights of each dtype, and weights whose optimizer state is of each dtype."""
     model, moments = {}, {}
     for number, dtype in enumerate(sorted(DTYPE_SIZES)):
@@ -75,7 +74,7 @@ def content_of(step: int) -> dict:
 
 
 @pytest.fixture(scope="module")
-def run_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run_path(tmp_path_factory):
     folder = tmp_path_factory.mktemp("dtypes") / "run"
     folder.mkdir()
     for step in STEPS:
@@ -83,7 +82,7 @@ def run_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def leaves(content: object) -> list[Tensor]:
+def leaves(content):
     """Return the tensors of nested mappings, in order."""
     if isinstance(content, Tensor):
         return [content]
@@ -95,9 +94,7 @@ def test_every_way_of_storing_optimizer_state_is_tried():
 
 
 @pytest.mark.parametrize(("codec", "optimizer"), CODECS.items())
-def test_a_run_of_every_dtype_is_compressed_and_restored(
-    codec: str, optimizer: str, run_path: Path, tmp_path: Path
-):
+def test_a_run_of_every_dtype_is_compressed_and_restored(codec, optimizer, run_path, tmp_path):
     run = inshrink_core.open(run_path)
     inshrink_core.compress(run, tmp_path / "a", codec=codec, optimizer=optimizer)
     archive = Archive.open(tmp_path / "a")
@@ -118,7 +115,7 @@ def test_a_run_of_every_dtype_is_compressed_and_restored(
                 assert bits(one) == bits(other)
 
 
-def test_relative_errors_of_frames_count_float8_like_every_float(tmp_path: Path):
+def test_relative_errors_of_frames_count_float8_like_every_float(tmp_path):
     (tmp_path / "run").mkdir()
     for step in STEPS:
         weight = values("float32", (40, 40), step)
@@ -134,7 +131,7 @@ def test_relative_errors_of_frames_count_float8_like_every_float(tmp_path: Path)
     assert rows["fine.weight"].rms > 0
 
 
-def test_every_dtype_of_pytorch_is_stored_or_carried_or_cannot_be_saved(tmp_path: Path):
+def test_every_dtype_of_pytorch_is_stored_or_carried_or_cannot_be_saved(tmp_path):
     known = set(DTYPE_SIZES) | CARRIED | UNSAVED | QUANTIZED
     assert every_dtype() <= known, "a new dtype: store it (DTYPE_SIZES), or say here why not"
     for dtype in UNSAVED & every_dtype():
@@ -142,7 +139,7 @@ def test_every_dtype_of_pytorch_is_stored_or_carried_or_cannot_be_saved(tmp_path
             torch.save(torch.zeros(4, dtype=torch.uint8).view(getattr(torch, dtype)), tmp_path / "none.pt")
 
 
-def quantized(kind: str) -> Tensor:
+def quantized(kind):
     numbers = torch.randn(4, 8, generator=torch.Generator().manual_seed(1))
     if kind in ("quint4x2", "quint2x4"):
         scales, zeros = torch.full((4,), 0.1), torch.zeros(4)
@@ -150,7 +147,7 @@ def quantized(kind: str) -> Tensor:
     return torch.quantize_per_tensor(numbers, 0.1, 0, getattr(torch, kind))
 
 
-def carried(kind: str) -> Tensor:
+def carried(kind):
     if kind in QUANTIZED:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # PyTorch deprecates them with every call
@@ -160,7 +157,7 @@ def carried(kind: str) -> Tensor:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", ["bits8", "bits16", "bits4x2", "qint8", "qint32", "quint4x2"])
-def test_what_is_no_tensor_of_numbers_is_carried_bit_for_bit(kind: str, tmp_path: Path):
+def test_what_is_no_tensor_of_numbers_is_carried_bit_for_bit(kind, tmp_path):
     (tmp_path / "run").mkdir()
     for step in STEPS:
         model = {"fc.weight": values("float32", (8, 8), step), "packed.weight": carried(kind)}

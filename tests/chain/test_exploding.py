@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -23,11 +21,11 @@ N_SAVES = 6
 States = dict[int, dict[str, torch.Tensor]]
 
 
-def times(factor: float) -> Callable[[torch.Tensor], torch.Tensor]:
+def times(factor):
     return lambda value: value * factor
 
 
-def one_infinity(value: torch.Tensor) -> torch.Tensor:
+def one_infinity(value):
     changed = value.clone()
     changed.view(-1)[0] = math.inf
     return changed
@@ -42,13 +40,13 @@ EXPLOSIONS = {
 
 
 def run_with(
-    folder: Path,
-    change: Callable[[torch.Tensor], torch.Tensor] | None = None,
-    at: int = 0,
-    n_saves: int = N_SAVES,
-    second_moments: float = 1.0,
-    frozen: bool = False,
-) -> States:
+    folder,
+    change=None,
+    at=0,
+    n_saves=N_SAVES,
+    second_moments=1.0,
+    frozen=False,
+):
     """Write a run whose weights explode at one save; training goes on from what it was. Return its models."""
     folder.mkdir()
     network = model()
@@ -72,7 +70,7 @@ def run_with(
     return states
 
 
-def errors(archive: Path, states: States) -> dict[int, float]:
+def errors(archive, states):
     """Return the largest relative error of a matrix by step; NaN where a value that is not finite is lost."""
     opened = Archive.open(archive)
     assert opened.steps == tuple(states)
@@ -84,7 +82,7 @@ def errors(archive: Path, states: States) -> dict[int, float]:
     return found
 
 
-def _error(restored: torch.Tensor, original: torch.Tensor) -> float:
+def _error(restored, original):
     if torch.equal(restored.nan_to_num(7.0, 8.0, 9.0), original.nan_to_num(7.0, 8.0, 9.0)):
         return 0.0
     return float((restored.double() - original).norm() / original.double().norm())

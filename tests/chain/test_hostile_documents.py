@@ -1,7 +1,5 @@
 """Documents that say anything, under checksums that are right: refused in Inshrink's own words, or read."""
 
-from __future__ import annotations
-
 import random
 
 from benchmarks.fuzz.archive_target import ArchiveTarget
@@ -10,7 +8,7 @@ from inshrink_core.errors import InshrinkError
 CASES = 40
 
 
-def test_hostile_documents_raise_typed_errors_alone_and_what_verifies_restores() -> None:
+def test_hostile_documents_raise_typed_errors_alone_and_what_verifies_restores():
     target = ArchiveTarget("archive", sealed=True)
     outcomes = set()
     for number in range(CASES):

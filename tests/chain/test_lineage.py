@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 
@@ -15,7 +14,7 @@ from inshrink_core.codec import EncoderState
 from inshrink_core.codecs.inshrinkerator.codec import InshrinkeratorCodec
 
 
-def nudge(source: Path, target: Path) -> None:
+def nudge(source, target):
     """Write a checkpoint whose weights moved a little."""
     state = torch.load(source, weights_only=True)
     first = next(iter(state["model"]))
@@ -23,9 +22,7 @@ def nudge(source: Path, target: Path) -> None:
     torch.save(state, target)
 
 
-def test_steps_after_a_restored_checkpoint_continue_from_its_frame(
-    run_path: Path, archive_path: Path, tmp_path: Path
-) -> None:
+def test_steps_after_a_restored_checkpoint_continue_from_its_frame(run_path, archive_path, tmp_path):
     inshrink_core.restore(archive_path, tmp_path / "again", steps=[10])
     nudge(run_path / "step_15.pt", tmp_path / "again" / "step_15.pt")
     report = inshrink_core.compress(tmp_path / "again", archive_path)
@@ -37,9 +34,7 @@ def test_steps_after_a_restored_checkpoint_continue_from_its_frame(
     assert archive.frame(head).meta["restored"] == restored.frame_id
 
 
-def test_a_continuation_of_the_last_step_stays_on_its_branch(
-    run_path: Path, archive_path: Path, tmp_path: Path
-) -> None:
+def test_a_continuation_of_the_last_step_stays_on_its_branch(run_path, archive_path, tmp_path):
     inshrink_core.restore(archive_path, tmp_path / "again", steps=[20])
     nudge(run_path / "step_20.pt", tmp_path / "again" / "step_25.pt")
     inshrink_core.compress(tmp_path / "again", archive_path)
@@ -48,9 +43,7 @@ def test_a_continuation_of_the_last_step_stays_on_its_branch(
     assert (head.step, head.branch) == (25, 0)
 
 
-def test_a_restored_step_among_original_ones_changes_nothing(
-    run_path: Path, archive_path: Path, tmp_path: Path
-) -> None:
+def test_a_restored_step_among_original_ones_changes_nothing(run_path, archive_path, tmp_path):
     shutil.copytree(run_path, tmp_path / "again")
     inshrink_core.restore(archive_path, tmp_path / "out", steps=[10])
     shutil.copy(tmp_path / "out" / "step_10.pt", tmp_path / "again" / "step_10.pt")
@@ -81,7 +74,7 @@ class _Watching(EncoderState, InshrinkeratorCodec):
         return super().encode(item, plan, reference)
 
 
-def test_an_encoder_is_told_learning_rates_memory_and_restored_values(run_path: Path, tmp_path: Path) -> None:
+def test_an_encoder_is_told_learning_rates_memory_and_restored_values(run_path, tmp_path):
     watching = _Watching()
     path, run = tmp_path / "b.inshrink", inshrink_core.open(run_path)
     config = ChainConfig(config=watching)
@@ -104,9 +97,7 @@ def test_an_encoder_is_told_learning_rates_memory_and_restored_values(run_path: 
         assert torch.equal(values, decoded)
 
 
-def test_second_moments_guide_the_encoder_even_where_they_are_not_stored(
-    run_path: Path, tmp_path: Path
-) -> None:
+def test_second_moments_guide_the_encoder_even_where_they_are_not_stored(run_path, tmp_path):
     blocks = []
     for optimizer in ("exact", "drop"):
         path = tmp_path / f"{optimizer}.inshrink"

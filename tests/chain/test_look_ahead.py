@@ -1,28 +1,15 @@
 """Which archives begin with a look at the whole run, and that they go on with what was seen."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
-import pytest
-
 import inshrink_core
 from inshrink_core.chain import Archive
-from tests.runs import write_run
 
 
-@pytest.fixture(scope="module")
-def run_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_run(tmp_path_factory.mktemp("ahead") / "run")
-
-
-def memories(path: Path) -> list[Any]:
+def memories(path):
     archive = Archive.open(path)
     return [archive.frame(info).meta["memory"] for info in archive.reader.frames]
 
 
-def test_compress_plans_on_the_whole_run_on_any_number_of_threads(run_path: Path, tmp_path: Path) -> None:
+def test_compress_plans_on_the_whole_run_on_any_number_of_threads(run_path, tmp_path):
     for threads in (1, 3):
         inshrink_core.compress(run_path, tmp_path / f"{threads}", threads=threads)
     found = memories(tmp_path / "1")
@@ -30,7 +17,7 @@ def test_compress_plans_on_the_whole_run_on_any_number_of_threads(run_path: Path
     assert all(memory == found[0] for memory in [*found, *memories(tmp_path / "3")])
 
 
-def test_steps_that_come_later_and_branches_go_on_with_the_plan(run_path: Path, tmp_path: Path) -> None:
+def test_steps_that_come_later_and_branches_go_on_with_the_plan(run_path, tmp_path):
     run = inshrink_core.open(run_path)
     inshrink_core.compress(run, tmp_path / "a", steps=run.steps[:2])
     inshrink_core.compress(run, tmp_path / "a")
@@ -40,7 +27,7 @@ def test_steps_that_come_later_and_branches_go_on_with_the_plan(run_path: Path, 
     assert all(memory == found[0] for memory in found)
 
 
-def test_a_single_step_has_no_course_to_plan_on(run_path: Path, tmp_path: Path) -> None:
+def test_a_single_step_has_no_course_to_plan_on(run_path, tmp_path):
     run = inshrink_core.open(run_path)
     inshrink_core.compress(run, tmp_path / "a", steps=run.steps[:1])
     assert "movement" not in memories(tmp_path / "a")[0]

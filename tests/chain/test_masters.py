@@ -1,8 +1,5 @@
 """Master weights beside weights of half precision: stored as the weights are, or exactly."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
@@ -15,13 +12,13 @@ from tests.runs import batch
 STEPS = (5, 10, 15, 20)
 
 
-def network() -> nn.Module:
+def network():
     torch.manual_seed(0)
     return nn.Sequential(nn.Flatten(), nn.Linear(36, 120), nn.ReLU(), nn.Linear(120, 120), nn.Linear(120, 10))
 
 
 @pytest.fixture(scope="module")
-def run_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run_path(tmp_path_factory):
     """Train in float32, and save bfloat16 copies, masters and moments, as mixed precision does."""
     folder = tmp_path_factory.mktemp("mixed") / "run"
     folder.mkdir()
@@ -43,23 +40,21 @@ def run_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def archived(run_path: Path, folder: Path, **options: Any) -> tuple[inshrink_core.Archive, dict[str, Any]]:
+def archived(run_path, folder, **options):
     """Compress, and return the archive and the content of its last step's file."""
     inshrink_core.compress(run_path, folder / "run.inshrink", threads=1, **options)
     restored = inshrink_core.restore(folder / "run.inshrink", folder / "out", steps=[STEPS[-1]])
     return inshrink_core.Archive.open(folder / "run.inshrink"), torch.load(restored.paths[0])
 
 
-def codecs_of(archive: inshrink_core.Archive, role: TensorRole) -> set[str]:
+def codecs_of(archive, role):
     """Return the bitstreams of all tensors of a role that are large enough to have one of their own."""
     sizes = [frame_size(archive, info) for info in archive.frames]
     tensors = [tensor for size in sizes for tensor in size.tensors]
     return {tensor.codec for tensor in tensors if tensor.spec.role is role and tensor.spec.numel > 200}
 
 
-def test_master_weights_are_on_a_lattice_as_the_weights_are_that_stay_their_copies(
-    run_path: Path, tmp_path: Path
-) -> None:
+def test_master_weights_are_on_a_lattice_as_the_weights_are_that_stay_their_copies(run_path, tmp_path):
     archive, restored = archived(run_path, tmp_path, codec="lattice", optimizer="compressed")
     original = torch.load(run_path / f"step_{STEPS[-1]}.pt")
     assert codecs_of(archive, TensorRole.MASTER) == {"lattice/1"} == codecs_of(archive, TensorRole.WEIGHT)
@@ -80,8 +75,8 @@ def test_master_weights_are_on_a_lattice_as_the_weights_are_that_stay_their_copi
 
 @pytest.mark.parametrize(("codec", "optimizer"), [("lattice", "exact"), ("inshrinkerator", "compressed")])
 def test_masters_are_exact_where_the_optimizer_is_and_under_codecs_without_a_rule(
-    run_path: Path, tmp_path: Path, codec: str, optimizer: str
-) -> None:
+    run_path, tmp_path, codec, optimizer
+):
     archive, restored = archived(run_path, tmp_path, codec=codec, optimizer=optimizer)
     assert codecs_of(archive, TensorRole.MASTER) == {"lossless/1"}
     original = torch.load(run_path / f"step_{STEPS[-1]}.pt")

@@ -10,5 +10,5 @@ PAGE = (Path(__file__).parents[2] / "docs" / "optimizer.md").read_text(encoding=
 
 
 @pytest.mark.parametrize("choice", OPTIMIZER_CHOICES)
-def test_every_choice_has_a_row(choice: str) -> None:
+def test_every_choice_has_a_row(choice):
     assert f"\n| `{choice}`" in PAGE

@@ -13,27 +13,27 @@ from inshrink_core.errors import DamagedError
 SAMPLE = inshrink_core.sample("digits-cnn")
 
 
-def spec_of(name: str, n: int) -> TensorSpec:
+def spec_of(name, n):
     return TensorSpec(name=name, role=TensorRole.WEIGHT, dtype="float32", shape=(n,))
 
 
 class Counted:
     """A source of tensors that tells what was read."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.read_keys: list[str] = []
 
-    def read(self, spec: TensorSpec) -> torch.Tensor:
+    def read(self, spec):
         self.read_keys.append(spec.key)
         if spec.name == "bad":
             raise DamagedError("a tensor is damaged")
         return torch.full(spec.shape, float(len(spec.name)))
 
-    def skeleton(self, layout: object) -> bytes:
+    def skeleton(self, layout):
         return b"skeleton"
 
 
-def checkpoint_of(specs: list[TensorSpec]) -> tuple[Checkpoint, Counted]:
+def checkpoint_of(specs):
     source = Counted()
     return Checkpoint(step=1, specs=tuple(specs), source=source), source
 

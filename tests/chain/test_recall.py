@@ -1,14 +1,10 @@
 """States that are not held: read again, decoded where that fails, and never in the way of the bytes."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 import torch
@@ -24,7 +20,7 @@ from tests.runs import payloads_of
 CODECS = ("inshrinkerator", "lossless")
 
 
-def write_run(directory: Path, layers: int = 3, width: int = 160, n_steps: int = 3) -> Path:
+def write_run(directory, layers=3, width=160, n_steps=3):
     """Write a run whose weights and moments move a little, each larger than what is held."""
     directory.mkdir()
     generator = torch.Generator().manual_seed(0)
@@ -43,7 +39,7 @@ def write_run(directory: Path, layers: int = 3, width: int = 160, n_steps: int =
     return directory
 
 
-def compress_with_between(run_path: Path, target: Path, codec: str, between: Callable[[Path], None]) -> None:
+def compress_with_between(run_path, target, codec, between):
     """Compress step by step, doing something to each file once its frame is written."""
     run = inshrink_core.open(run_path)
     config = ChainConfig(config=get_codec(codec)(), optimizer="exact", threads=2)
@@ -54,23 +50,23 @@ def compress_with_between(run_path: Path, target: Path, codec: str, between: Cal
             between(run_path / f"step_{step}.pt")
 
 
-def leave(path: Path) -> None:
+def leave(path):
     """Do nothing to a file."""
 
 
-def delete(path: Path) -> None:
+def delete(path):
     """Delete a file, as a training does that keeps the last few checkpoints."""
     path.unlink()
 
 
-def rewrite(path: Path) -> None:
+def rewrite(path):
     """Write other values to a file: its time tells."""
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
 
 
-def rewrite_unnoticed(path: Path) -> None:
+def rewrite_unnoticed(path):
     """Change one bit of every tensor and turn the clock back: only the digests tell."""
     stamp = path.stat()
     content = bytearray(path.read_bytes())
@@ -81,19 +77,19 @@ def rewrite_unnoticed(path: Path) -> None:
 
 
 @pytest.fixture
-def run_path(tmp_path: Path) -> Path:
+def run_path(tmp_path):
     return write_run(tmp_path / "run")
 
 
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("between", [delete, rewrite, rewrite_unnoticed])
 def test_the_blocks_are_the_same_where_the_previous_file_is_gone_or_has_changed(
-    codec: str,
-    between: Callable[[Path], None],
-    run_path: Path,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    codec,
+    between,
+    run_path,
+    tmp_path,
+    caplog,
+):
     inshrink_core.compress(run_path, tmp_path / "whole.inshrink", codec=codec, optimizer="exact")
     with caplog.at_level("INFO", logger="inshrink_core"):
         compress_with_between(run_path, tmp_path / "fallback.inshrink", codec, between)
@@ -102,17 +98,15 @@ def test_the_blocks_are_the_same_where_the_previous_file_is_gone_or_has_changed(
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_nothing_is_decoded_while_the_files_are_there(
-    codec: str, run_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object) -> NoReturn:
+def test_nothing_is_decoded_while_the_files_are_there(codec, run_path, tmp_path, monkeypatch):
+    def refuse(*_):
         raise AssertionError("decoded from the archive")
 
     monkeypatch.setattr(Archive, "decode", refuse)
     compress_with_between(run_path, tmp_path / "a.inshrink", codec, leave)
 
 
-def test_checkpoints_in_memory_are_not_asked_again(tmp_path: Path) -> None:
+def test_checkpoints_in_memory_are_not_asked_again(tmp_path):
     first = memory_checkpoint(1, {"w.weight": torch.randn(200, 200)})
     second = memory_checkpoint(2, {"w.weight": first["w.weight"] * 1.0001})
     config = ChainConfig(config=get_codec("lossless")())
@@ -125,10 +119,10 @@ def test_checkpoints_in_memory_are_not_asked_again(tmp_path: Path) -> None:
     assert torch.equal(archive[2]["w.weight"], second["w.weight"])
 
 
-def test_a_state_that_is_nowhere_raises_an_error_of_ours(run_path: Path, tmp_path: Path) -> None:
+def test_a_state_that_is_nowhere_raises_an_error_of_ours(run_path, tmp_path):
     target = tmp_path / "a.inshrink"
 
-    def lose(path: Path) -> None:
+    def lose(path):
         path.unlink()
         for frame in Archive.open(target).reader.frames:
             (target / frame.path).unlink()
@@ -154,16 +148,14 @@ print(json.dumps(peak_nbytes() - before))
 
 
 @pytest.fixture(scope="module")
-def small_and_large(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def small_and_large(tmp_path_factory):
     """Two runs of two steps; a tensor of the large one is a seventy-second of its checkpoint."""
     folder = tmp_path_factory.mktemp("peak")
     return write_run(folder / "small", n_steps=2), write_run(folder / "large", 24, 640, 2)
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak is read from Linux's /proc")
-def test_the_peak_of_memory_stays_well_below_a_checkpoint(
-    small_and_large: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_the_peak_of_memory_stays_well_below_a_checkpoint(small_and_large, tmp_path):
     # The states of losslessly stored tensors are a whole checkpoint.
     small, large = small_and_large
     command = [sys.executable, "-c", PEAK, str(small), str(large), str(tmp_path / "a"), "2"]

@@ -7,14 +7,13 @@ from inshrink_core.chain import pool
 from inshrink_core.errors import InputError
 from inshrink_core.formats import open_run
 from inshrink_core.verbs.compress import compress
-from tests.runs import write_run
 
 STEPS = (5, 10, 15, 20)
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    return open_run(write_run(tmp_path_factory.mktemp("gain") / "run"))
+def run(run_path):
+    return open_run(run_path)
 
 
 def measured(run, tmp_path, codec, **settings):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from inshrink_core.errors import MissingFrameError
 from tests.runs import write_run
 
 
-def test_a_reader_goes_on_with_the_frames_that_a_prune_put_in_place(archive_path: Path) -> None:
+def test_a_reader_goes_on_with_the_frames_that_a_prune_put_in_place(archive_path):
     fresh, used = Archive.open(archive_path), Archive.open(archive_path)
     info = fresh.last
     wanted = {key: tensor.clone() for key, tensor in used.checkpoint(info).items()}
@@ -29,8 +28,8 @@ def test_a_reader_goes_on_with_the_frames_that_a_prune_put_in_place(archive_path
 
 
 def test_a_step_that_a_prune_removed_is_reported_as_gone_but_for_what_was_read_with_its_index(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     run = inshrink_core.open(write_run(tmp_path / "run"))
     inshrink_core.compress(run, tmp_path / "a.inshrink", codec="lossless")
     archive = Archive.open(tmp_path / "a.inshrink")
@@ -41,9 +40,7 @@ def test_a_step_that_a_prune_removed_is_reported_as_gone_but_for_what_was_read_w
         _ = checkpoint["4.weight"]
 
 
-def test_a_reader_goes_on_where_small_files_were_put_together(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reader_goes_on_where_small_files_were_put_together(tmp_path, monkeypatch):
     run = inshrink_core.open(write_run(tmp_path / "run"))
     inshrink_core.compress(run, tmp_path / "a.inshrink", codec="lossless", steps=run.steps[:3])
     fresh, used = Archive.open(tmp_path / "a.inshrink"), Archive.open(tmp_path / "a.inshrink")
@@ -59,11 +56,11 @@ def test_a_reader_goes_on_where_small_files_were_put_together(
     assert used[10].source.skeleton(used[10].files[0])
 
 
-def test_readers_that_open_while_prunes_run_find_every_step_that_stays(archive_path: Path) -> None:
+def test_readers_that_open_while_prunes_run_find_every_step_that_stays(archive_path):
     errors: list[BaseException] = []
     done = threading.Event()
 
-    def read() -> None:
+    def read():
         while not done.is_set():
             try:
                 archive = Archive.open(archive_path)

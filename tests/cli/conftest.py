@@ -22,6 +22,14 @@ class Outcome(NamedTuple):
         return json.loads(self.out)
 
 
+def one_line(outcome):
+    """Return the message, after checking that it is all there is."""
+    assert outcome.err.startswith("inshrink: ")
+    assert outcome.err.count("\n") == 1
+    assert "Traceback" not in outcome.err
+    return outcome.err
+
+
 @pytest.fixture
 def cli(capfd):
     """Run the command line in this process."""

@@ -11,15 +11,8 @@ import pytest
 import torch
 
 from inshrink_core.cli import main
+from tests.cli.conftest import one_line
 from tests.signals import hear_ctrl_c
-
-
-def one_line(outcome):
-    """Return the message, after checking that it is all there is."""
-    assert outcome.err.startswith("inshrink: ")
-    assert outcome.err.count("\n") == 1
-    assert "Traceback" not in outcome.err
-    return outcome.err
 
 
 def test_a_directory_without_a_readable_checkpoint_lists_what_it_skipped(cli, tmp_path):

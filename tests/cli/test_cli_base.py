@@ -37,17 +37,7 @@ def test_every_verb_that_decodes_asks_for_the_base_and_takes_it(cli, small_run, 
 
 
 def test_watch_begins_upon_a_base(cli, small_run, tmp_path):
-    words = (
-        "compress",
-        small_run,
-        "-o",
-        tmp_path / "w.inshrink",
-        "--watch",
-        "--until",
-        "25",
-        "--poll",
-        "0.1",
-    )
+    words = ("compress", small_run, "-o", tmp_path / "w.inshrink", "--watch", "--until", 25, "--poll", 0.1)
     outcome = cli(*words, "--base", f"{small_run}@10", "--json")
     assert outcome.code == 0
     assert outcome.document["base"]["name"] == f"{small_run.name}@10"

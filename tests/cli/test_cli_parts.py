@@ -2,7 +2,6 @@
 
 import json
 import math
-from pathlib import Path
 
 import pytest
 
@@ -12,42 +11,18 @@ from inshrink_core.errors import ConfigError, InputError, NotFoundError
 from inshrink_core.report import Table, show_parts
 from inshrink_core.verbs.shared.values import chosen_steps, parse_settings, read_config_file
 
-
-@pytest.mark.parametrize(
-    ("n_bytes", "text"),
-    [
-        (0, "0 B"),
-        (999, "999 B"),
-        (1000, "1.00 kB"),
-        (999_600, "1.00 MB"),
-        (12_345_678, "12.3 MB"),
-        (None, "–"),
-    ],
-)
-def test_sizes_are_si_with_three_digits(n_bytes, text):
-    assert formatting.size(n_bytes) == text
+FIGURES = {
+    "size": {0: "0 B", 999: "999 B", 1000: "1.00 kB", 999_600: "1.00 MB", 12_345_678: "12.3 MB", None: "–"},
+    "ratio": {12.345: "12.3×", 1.0: "1.00×", 123.4: "123×", None: "–", math.inf: "–"},
+    "percent": {0.0123: "+1.23 %", -0.0123: "−1.23 %", 0.00001: "0.00 %", math.nan: "–"},
+    "duration": {0.5: "0.50 s", 59.9: "59.9 s", 60: "1 min 0 s", 3725: "1 h 2 min", None: "–"},
+}
 
 
-@pytest.mark.parametrize(
-    ("value", "text"), [(12.345, "12.3×"), (1.0, "1.00×"), (123.4, "123×"), (None, "–"), (math.inf, "–")]
-)
-def test_ratios_have_three_digits(value, text):
-    assert formatting.ratio(value) == text
-
-
-@pytest.mark.parametrize(
-    ("value", "text"), [(0.0123, "+1.23 %"), (-0.0123, "−1.23 %"), (0.00001, "0.00 %"), (math.nan, "–")]
-)
-def test_drops_are_signed_percentages(value, text):
-    assert formatting.percent(value) == text
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0.5, "0.50 s"), (59.9, "59.9 s"), (60, "1 min 0 s"), (3725, "1 h 2 min"), (None, "–")],
-)
-def test_durations_are_short(seconds, text):
-    assert formatting.duration(seconds) == text
+@pytest.mark.parametrize("kind", FIGURES)
+def test_figures_are_short_and_have_at_most_three_digits(kind):
+    write, expected = getattr(formatting, kind), FIGURES[kind]
+    assert {value: write(value) for value in expected} == expected
 
 
 def test_long_lists_of_steps_are_cut():
@@ -110,7 +85,7 @@ def test_malformed_settings_are_refused(texts):
         parse_settings(texts)
 
 
-def test_config_files_are_toml_or_json(tmp_path: Path):
+def test_config_files_are_toml_or_json(tmp_path):
     (tmp_path / "a.toml").write_text('codec = "lossless"\n[settings]\nlevel = 3\n')
     (tmp_path / "a.json").write_text(json.dumps({"codec": "lossless", "settings": {"level": 3}}))
     expected = {"codec": "lossless", "settings": {"level": 3}}

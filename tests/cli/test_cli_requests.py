@@ -4,7 +4,6 @@ import pytest
 
 from inshrink_core.codec import make_codec
 from inshrink_core.errors import InputError
-from inshrink_core.request import Request
 from inshrink_core.verbs.compare import CompareArchives
 from inshrink_core.verbs.compress import Compress
 from inshrink_core.verbs.verify import Verify
@@ -15,7 +14,7 @@ def asked(monkeypatch):
     """Return the requests that commands would perform."""
     seen = []
 
-    def refuse(request: Request) -> None:
+    def refuse(request):
         seen.append(request)
         raise InputError("seen")
 

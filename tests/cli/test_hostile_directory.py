@@ -1,7 +1,5 @@
 """Whoever stands in a downloaded folder executes nothing of it."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -26,7 +24,7 @@ MODULE = (sys.executable, "-m", "inshrink_core.cli")
 
 
 @pytest.fixture
-def downloaded(tmp_path: Path) -> Path:
+def downloaded(tmp_path):
     """Return a run among traps."""
     folder = tmp_path / "downloaded"
     folder.mkdir()
@@ -35,7 +33,7 @@ def downloaded(tmp_path: Path) -> Path:
     return folder
 
 
-def stand_in(folder: Path, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def stand_in(folder, *command, **environment):
     """Run a command as somebody does who has changed into a folder."""
     return subprocess.run(
         command,
@@ -48,22 +46,29 @@ def stand_in(folder: Path, *command: str, **environment: str) -> subprocess.Comp
     )
 
 
-def test_inspecting_the_folder_one_stands_in_executes_nothing_of_it(downloaded: Path, tmp_path: Path) -> None:
-    lay_traps(downloaded, tmp_path / "traces")
-    done = stand_in(downloaded, INSHRINK, "inspect", ".")
+COMPRESS = (INSHRINK, "compress", ".", "-o", "{tmp_path}/a.inshrink")
+
+
+@pytest.mark.parametrize(
+    ("command", "spare", "environment", "told"),
+    [
+        ((INSHRINK, "inspect", "."), frozenset(), {}, ""),
+        ((*MODULE, "inspect", "."), BEFORE_US, {}, "inshrink_core is imported from"),
+        ((INSHRINK, "inspect", "."), BEFORE_US, {"PYTHONPATH": f"{os.pathsep}/nowhere"}, "PYTHONPATH"),
+        (COMPRESS, frozenset(), {}, ".numba_config.yaml of the working directory is ignored"),
+    ],
+    ids=["inspect", "as a module", "an empty entry of PYTHONPATH", "settings of Numba"],
+)
+def test_a_command_in_the_folder_executes_nothing_of_it(
+    downloaded, tmp_path, command, spare, environment, told
+):
+    lay_traps(downloaded, tmp_path / "traces", spare=spare)
+    done = stand_in(downloaded, *(word.format(tmp_path=tmp_path) for word in command), **environment)
     assert (done.returncode, executed(tmp_path / "traces")) == (0, []), done.stderr
+    assert told in done.stderr
 
 
-def test_started_as_a_module_it_imports_nothing_of_the_folder_and_says_where_from(
-    downloaded: Path, tmp_path: Path
-) -> None:
-    lay_traps(downloaded, tmp_path / "traces", spare=BEFORE_US)
-    done = stand_in(downloaded, *MODULE, "inspect", ".")
-    assert (done.returncode, executed(tmp_path / "traces")) == (0, []), done.stderr
-    assert "inshrink_core is imported from" in done.stderr
-
-
-def test_started_as_a_module_with_a_safe_path_it_has_nothing_to_say(downloaded: Path, tmp_path: Path) -> None:
+def test_started_as_a_module_with_a_safe_path_it_has_nothing_to_say(downloaded, tmp_path):
     lay_traps(downloaded, tmp_path / "traces")
     (downloaded / ".numba_config.yaml").unlink()
     done = stand_in(downloaded, sys.executable, "-P", *MODULE[1:], "inspect", ".")
@@ -71,23 +76,7 @@ def test_started_as_a_module_with_a_safe_path_it_has_nothing_to_say(downloaded: 
     assert "imported from" not in done.stderr
 
 
-def test_an_empty_entry_of_pythonpath_is_not_followed_into_the_folder(
-    downloaded: Path, tmp_path: Path
-) -> None:
-    lay_traps(downloaded, tmp_path / "traces", spare=BEFORE_US)
-    done = stand_in(downloaded, INSHRINK, "inspect", ".", PYTHONPATH=f"{os.pathsep}/nowhere")
-    assert (done.returncode, executed(tmp_path / "traces")) == (0, []), done.stderr
-    assert "PYTHONPATH" in done.stderr
-
-
-def test_compressing_obeys_no_numba_settings_of_the_folder(downloaded: Path, tmp_path: Path) -> None:
-    lay_traps(downloaded, tmp_path / "traces")
-    done = stand_in(downloaded, INSHRINK, "compress", ".", "-o", str(tmp_path / "a.inshrink"))
-    assert (done.returncode, executed(tmp_path / "traces")) == (0, []), done.stderr
-    assert ".numba_config.yaml of the working directory is ignored" in done.stderr
-
-
-def test_an_evaluator_of_ours_imports_nothing_of_the_folder(tmp_path: Path) -> None:
+def test_an_evaluator_of_ours_imports_nothing_of_the_folder(tmp_path):
     run = tmp_path / "digits-cnn"
     shutil.copytree(sample("digits-cnn"), run, ignore=shutil.ignore_patterns(".inshrink"))
     archive = str(tmp_path / "a.inshrink")
@@ -110,9 +99,7 @@ def evaluate(state):
 """
 
 
-def test_an_evaluator_of_the_users_has_their_environment_and_works_where_it_lies(
-    downloaded: Path, tmp_path: Path
-) -> None:
+def test_an_evaluator_of_the_users_has_their_environment_and_works_where_it_lies(downloaded, tmp_path):
     archive = str(tmp_path / "a.inshrink")
     inshrink_core.compress(downloaded, archive)
     lay_traps(downloaded, tmp_path / "traces")
@@ -124,7 +111,7 @@ def test_an_evaluator_of_the_users_has_their_environment_and_works_where_it_lies
     assert (done.returncode, executed(tmp_path / "traces")) == (0, []), done.stderr
 
 
-def test_a_child_is_given_no_secrets_and_no_way_into_the_working_directory() -> None:
+def test_a_child_is_given_no_secrets_and_no_way_into_the_working_directory():
     given = {
         "HOME": "/home/me",
         "LC_ALL": "C.UTF-8",
@@ -151,8 +138,8 @@ def test_a_child_is_given_no_secrets_and_no_way_into_the_working_directory() -> 
 
 
 def test_a_child_works_in_an_empty_folder_which_is_made_anew_where_somebody_tidied_it_away(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     shutil.rmtree(empty_directory())
     with (tmp_path / "errors").open("wb") as errors:
         program = "import os, sys; print(os.listdir(), sys.flags.safe_path)"
@@ -161,7 +148,7 @@ def test_a_child_works_in_an_empty_folder_which_is_made_anew_where_somebody_tidi
     assert empty_directory().stat().st_mode & 0o077 == 0
 
 
-def test_no_other_place_starts_processes() -> None:
+def test_no_other_place_starts_processes():
     root = Path(__file__).parents[2]
     starts = re.compile(
         r"subprocess\.(Popen|run)\(|subprocess\.(check|call)|os\.(system|spawn|exec|fork|popen)"

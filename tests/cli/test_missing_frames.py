@@ -1,7 +1,5 @@
 """A frame that is listed and missing is never passed over in silence."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -13,16 +11,11 @@ import inshrink_core
 from inshrink_core.archive.manifest import MANIFEST_NAME
 from inshrink_core.chain import Archive
 from inshrink_core.errors import DamagedError, MissingFrameError
-from tests.runs import model, write_run
+from tests.runs import model
 
 
 @pytest.fixture(scope="module")
-def run_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_run(tmp_path_factory.mktemp("runs") / "run")
-
-
-@pytest.fixture(scope="module")
-def branched(run_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def branched(run_path, tmp_path_factory):
     """Steps 5 to 20 on branch 0, and step 15 on branch 1, which goes on from 10 and has other values."""
     folder = tmp_path_factory.mktemp("archives")
     inshrink_core.compress(run_path, folder / "a.inshrink", keyframe_every=2)
@@ -35,7 +28,7 @@ def branched(run_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def beheaded(branched: Path, tmp_path: Path) -> Path:
+def beheaded(branched, tmp_path):
     """Without the only frame of branch 1."""
     shutil.copytree(branched, tmp_path / "a.inshrink")
     archive = Archive.open(tmp_path / "a.inshrink")
@@ -43,27 +36,28 @@ def beheaded(branched: Path, tmp_path: Path) -> Path:
     return tmp_path / "a.inshrink"
 
 
-def test_a_restore_does_not_give_the_abandoned_branch_where_the_head_is_missing(
-    beheaded: Path, tmp_path: Path
-) -> None:
-    for ask in (
-        lambda: inshrink_core.restore(beheaded, tmp_path / "out"),
-        lambda: inshrink_core.restore(beheaded, tmp_path / "out", steps=[15]),
-        lambda: inshrink_core.verbs.load_state_dict(beheaded),
-        lambda: inshrink_core.verbs.export(beheaded, tmp_path / "one.inshrink"),
-        lambda: inshrink_core.verbs.export(beheaded, pack=tmp_path / "packed.inshrink"),
-        lambda: inshrink_core.verbs.export(beheaded, unpack=tmp_path / "unpacked.inshrink"),
-        lambda: inshrink_core.verbs.prune(beheaded, keep_last=1),
-        lambda: Archive.open(beheaded)[15],
-    ):
+def reading(path, out):
+    """Return what reads the last step, or all that was archived."""
+    return [
+        lambda: Archive.open(path)[15],
+        lambda: inshrink_core.restore(path, out / "out"),
+        lambda: inshrink_core.restore(path, out / "out", steps=[15]),
+        lambda: inshrink_core.verbs.load_state_dict(path),
+        lambda: inshrink_core.verbs.export(path, out / "one.inshrink"),
+        lambda: inshrink_core.verbs.export(path, pack=out / "packed.inshrink"),
+        lambda: inshrink_core.verbs.export(path, unpack=out / "unpacked.inshrink"),
+        lambda: inshrink_core.verbs.prune(path, keep_last=1, apply=True),
+    ]
+
+
+def test_a_restore_does_not_give_the_abandoned_branch_where_the_head_is_missing(beheaded, tmp_path):
+    for ask in reading(beheaded, tmp_path):
         with pytest.raises(MissingFrameError, match="step 15"):
             ask()
     assert not list(tmp_path.glob("out/*")) + list(tmp_path.glob("*packed.inshrink"))
 
 
-def test_steps_that_are_named_restore_without_the_head(
-    beheaded: Path, branched: Path, tmp_path: Path
-) -> None:
+def test_steps_that_are_named_restore_without_the_head(beheaded, branched, tmp_path):
     """Step 20 stands on the abandoned branch alone, and step 10 before both."""
     assert Archive.open(beheaded).steps == (5, 10)
     assert Archive.open(beheaded).listed_steps == (5, 10, 15)
@@ -74,9 +68,7 @@ def test_steps_that_are_named_restore_without_the_head(
         assert (tmp_path / "found" / name).read_bytes() == (tmp_path / "wanted" / name).read_bytes()
 
 
-def test_nothing_is_appended_behind_a_missing_head_but_a_new_branch(
-    beheaded: Path, run_path: Path, tmp_path: Path
-) -> None:
+def test_nothing_is_appended_behind_a_missing_head_but_a_new_branch(beheaded, run_path, tmp_path):
     before = sorted(path.name for path in (beheaded / "frames").iterdir())
     with pytest.raises(MissingFrameError, match="step 15"):
         inshrink_core.compress(run_path, beheaded)
@@ -91,9 +83,7 @@ def test_nothing_is_appended_behind_a_missing_head_but_a_new_branch(
     assert (head.step, head.branch) == (20, 2)
 
 
-def test_a_frame_missing_in_the_middle_is_not_written_again_behind_the_last(
-    run_path: Path, tmp_path: Path
-) -> None:
+def test_a_frame_missing_in_the_middle_is_not_written_again_behind_the_last(run_path, tmp_path):
     """With `keyframe_every=1` the frames after it are whole."""
     path = tmp_path / "a.inshrink"
     inshrink_core.compress(run_path, path, keyframe_every=1)
@@ -106,7 +96,7 @@ def test_a_frame_missing_in_the_middle_is_not_written_again_behind_the_last(
         inshrink_core.restore(path, tmp_path / "all", steps=Archive.open(path).listed_steps)
 
 
-def test_forgetting_shows_a_plan_then_gives_up_what_is_lost(beheaded: Path, cli) -> None:
+def test_forgetting_shows_a_plan_then_gives_up_what_is_lost(beheaded, cli):
     plan = cli("prune", str(beheaded), "--forget-missing")
     assert plan.code == 0
     assert "--apply gives these frames up" in plan.out
@@ -120,7 +110,7 @@ def test_forgetting_shows_a_plan_then_gives_up_what_is_lost(beheaded: Path, cli)
 @pytest.mark.parametrize(
     "rule", [("--keep-last", "1"), ("--keep", "25"), ("--stand-alone",), ("--base", "x")]
 )
-def test_forgetting_goes_without_rules(beheaded: Path, cli, rule) -> None:
+def test_forgetting_goes_without_rules(beheaded, cli, rule):
     before = sorted(beheaded.rglob("*"))
     outcome = cli("prune", str(beheaded), "--forget-missing", *rule, "--apply")
     assert outcome.code == 2
@@ -128,7 +118,7 @@ def test_forgetting_goes_without_rules(beheaded: Path, cli, rule) -> None:
     assert sorted(beheaded.rglob("*")) == before
 
 
-def test_forgetting_takes_the_frames_along_that_need_what_is_lost(branched: Path, tmp_path: Path) -> None:
+def test_forgetting_takes_the_frames_along_that_need_what_is_lost(branched, tmp_path):
     path = tmp_path / "b.inshrink"
     shutil.copytree(branched, path)
     (path / Archive.open(path).reader.frames[2].path).unlink()  # the keyframe of step 15, branch 0
@@ -140,7 +130,7 @@ def test_forgetting_takes_the_frames_along_that_need_what_is_lost(branched: Path
 
 
 @pytest.fixture(params=["missing", "torn", "changed"])
-def unlisted(request: pytest.FixtureRequest, branched: Path, tmp_path: Path) -> Path:
+def unlisted(request, branched, tmp_path):
     """Without a manifest that can be used; every frame is there."""
     archive = Path(shutil.copytree(branched, tmp_path / "a.inshrink"))
     manifest = archive / MANIFEST_NAME
@@ -151,7 +141,7 @@ def unlisted(request: pytest.FixtureRequest, branched: Path, tmp_path: Path) -> 
     return archive
 
 
-def _contents(folder: Path) -> dict[Path, bytes]:
+def _contents(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "lock"}
 
 
@@ -160,9 +150,7 @@ def _contents(folder: Path) -> dict[Path, bytes]:
     [("missing", "the head"), ("torn", "part of the head"), ("changed", "nothing")],
     indirect=["unlisted"],
 )
-def test_without_a_manifest_nothing_is_taken_for_the_last_step(
-    unlisted: Path, run_path: Path, tmp_path: Path, lost: str
-) -> None:
+def test_without_a_manifest_nothing_is_taken_for_the_last_step(unlisted, run_path, tmp_path, lost):
     """With branch 1 gone, the abandoned branch 0 looks like the whole archive."""
     head = unlisted / "frames" / "00000005-15.frame"
     content = head.read_bytes()
@@ -175,15 +163,8 @@ def test_without_a_manifest_nothing_is_taken_for_the_last_step(
         lambda: Archive.open(unlisted).steps,
         lambda: Archive.open(unlisted).frames,
         lambda: Archive.open(unlisted).last,
-        lambda: Archive.open(unlisted)[15],
-        lambda: inshrink_core.restore(unlisted, tmp_path / "out"),
-        lambda: inshrink_core.restore(unlisted, tmp_path / "out", steps=[15]),
+        *reading(unlisted, tmp_path),
         lambda: inshrink_core.restore(unlisted, tmp_path / "out", branch=0),
-        lambda: inshrink_core.verbs.load_state_dict(unlisted),
-        lambda: inshrink_core.verbs.export(unlisted, tmp_path / "one.inshrink"),
-        lambda: inshrink_core.verbs.export(unlisted, pack=tmp_path / "packed.inshrink"),
-        lambda: inshrink_core.verbs.export(unlisted, unpack=tmp_path / "unpacked.inshrink"),
-        lambda: inshrink_core.verbs.prune(unlisted, keep_last=1, apply=True),
         lambda: inshrink_core.compare(unlisted, against=run_path),
         lambda: inshrink_core.compress(run_path, unlisted),
         lambda: inshrink_core.compress(run_path, unlisted, steps=[20], resumed_from=10),
@@ -195,9 +176,7 @@ def test_without_a_manifest_nothing_is_taken_for_the_last_step(
     assert _contents(unlisted) == before
 
 
-def test_without_a_manifest_a_step_named_with_its_branch_is_given(
-    unlisted: Path, branched: Path, tmp_path: Path, cli
-) -> None:
+def test_without_a_manifest_a_step_named_with_its_branch_is_given(unlisted, branched, tmp_path, cli):
     (unlisted / "frames" / "00000005-15.frame").unlink()
     outcome = cli("restore", str(unlisted), "--step", "15", "--branch", "0", "-o", str(tmp_path / "found"))
     assert outcome.code == 0
@@ -208,9 +187,7 @@ def test_without_a_manifest_a_step_named_with_its_branch_is_given(
         assert (outcome.code, "which frame is the last one" in outcome.err) == (3, True)
 
 
-def test_inspect_and_verify_show_what_is_there_without_a_manifest(
-    unlisted: Path, run_path: Path, cli
-) -> None:
+def test_inspect_and_verify_show_what_is_there_without_a_manifest(unlisted, run_path, cli):
     outcome = cli("inspect", str(unlisted), "--json")
     document = json.loads(outcome.out)
     assert outcome.code == 1
@@ -221,9 +198,7 @@ def test_inspect_and_verify_show_what_is_there_without_a_manifest(
     assert found.n_frames == 5
 
 
-def test_the_frames_that_are_there_are_taken_for_all_when_the_user_says_so(
-    unlisted: Path, run_path: Path, cli
-) -> None:
+def test_the_frames_that_are_there_are_taken_for_all_when_the_user_says_so(unlisted, run_path, cli):
     (unlisted / "frames" / "00000005-15.frame").unlink()
     plan = cli("prune", str(unlisted), "--forget-missing")
     assert (plan.code, "manifest  " in plan.out) == (0, True)
@@ -235,7 +210,7 @@ def test_the_frames_that_are_there_are_taken_for_all_when_the_user_says_so(
     assert inshrink_core.verify(unlisted, deep=True).ok
 
 
-def test_a_packed_archive_needs_no_manifest_to_know_its_last_step(branched: Path, tmp_path: Path) -> None:
+def test_a_packed_archive_needs_no_manifest_to_know_its_last_step(branched, tmp_path):
     """Its directory names every frame under a checksum; a frame that cannot be read may be the last."""
     packed = tmp_path / "packed.inshrink"
     inshrink_core.verbs.export(branched, pack=packed)

@@ -1,27 +1,21 @@
 """``--progress jsonl``: messages of a verb for another program, and what ends the verb."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from inshrink_core.cli import main
-from tests.lab.test_rehearsal import TASK
 
 COMMAND = (sys.executable, "-P", "-m", "inshrink_core.cli")
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Path:
+def run(tmp_path):
     """Write a small run of four steps, with an evaluator."""
     folder = tmp_path / "run"
     folder.mkdir()
@@ -35,9 +29,7 @@ def run(tmp_path: Path) -> Path:
     return folder
 
 
-def reported(
-    words: Sequence[str], capsys: pytest.CaptureFixture[str]
-) -> tuple[int, dict[str, Any], list[Any]]:
+def reported(words, capsys):
     """Run a verb; return its exit code, its document and its messages."""
     capsys.readouterr()
     code = main([*words, "--json", "--progress", "jsonl"])
@@ -45,9 +37,7 @@ def reported(
     return code, json.loads(output.out), [json.loads(line) for line in output.err.splitlines()]
 
 
-def test_a_comparison_tells_each_step_as_soon_as_it_is_known(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_comparison_tells_each_step_as_soon_as_it_is_known(run, capsys):
     archive = f"{run}.inshrink"
     assert main(["compress", str(run), "-o", archive, "--codec", "lossless", "--quiet"]) == 0
     words = ["compare", archive, "--against", str(run), "--evaluator", f"{run}/judge.py:evaluate"]
@@ -60,19 +50,16 @@ def test_a_comparison_tells_each_step_as_soon_as_it_is_known(
     assert {message["found"]["metric"] for message in messages} == {"loss"}
 
 
-def test_an_error_is_the_document_of_always_and_a_form_that_is_none_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_error_is_the_document_of_always_and_a_form_that_is_none_is_refused(tmp_path, capsys):
     assert main(["verify", str(tmp_path / "none"), "--json", "--progress", "jsonl"]) == 2
     assert json.loads(capsys.readouterr().out)["error"]["exit_code"] == 2
     assert main(["verify", str(tmp_path / "none"), "--progress", "loud"]) == 2
     assert "choose one of bar, jsonl" in capsys.readouterr().err
 
 
-def begin(run: Path, steps: int) -> subprocess.Popen[str]:
+def begin(task, run):
     """Start a rehearsal, which takes long, and wait for its first word."""
-    (run.parent / "line.py").write_text(TASK)
-    words = ["rehearse", f"{run.parent}/line.py:Line", "-o", f"{run.parent}/rehearsal", "--steps", str(steps)]
+    words = ["rehearse", task, "-o", f"{run.parent}/rehearsal", "--steps", "100000"]
     process = subprocess.Popen(
         [*COMMAND, *words, "--json", "--progress", "jsonl"],
         stdout=subprocess.PIPE,
@@ -85,8 +72,8 @@ def begin(run: Path, steps: int) -> subprocess.Popen[str]:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
-def test_a_verb_that_is_told_to_end_is_interrupted_and_says_so(run: Path) -> None:
-    process = begin(run, 100_000)
+def test_a_verb_that_is_told_to_end_is_interrupted_and_says_so(task, run):
+    process = begin(task, run)
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=30)
     assert process.returncode == 130
@@ -94,8 +81,8 @@ def test_a_verb_that_is_told_to_end_is_interrupted_and_says_so(run: Path) -> Non
 
 
 @pytest.mark.skipif(not hasattr(__import__("select"), "poll"), reason="this system has no poll")
-def test_a_verb_ends_when_nobody_reads_its_progress_any_more(run: Path) -> None:
-    process = begin(run, 100_000)
+def test_a_verb_ends_when_nobody_reads_its_progress_any_more(task, run):
+    process = begin(task, run)
     assert process.stderr is not None
     process.stderr.close()
     assert process.wait(30) != 0

@@ -11,6 +11,7 @@ import pytest
 from inshrink_core.cli.output import shown_progress
 from inshrink_core.execution.progress import Progress
 from inshrink_core.verbs.search import Search
+from tests.cli.conftest import one_line
 
 GOOD = """
 import torch
@@ -32,13 +33,6 @@ def judge(tmp_path):
         return f"{path}:evaluate"
 
     return write
-
-
-def one_line(outcome):
-    assert outcome.err.count("\n") == 1, outcome.err
-    assert outcome.err.startswith("inshrink: ")
-    assert "Traceback" not in outcome.err
-    return outcome.err
 
 
 def test_a_search_writes_a_result_that_compress_and_estimate_take(cli, small_run, tmp_path, judge):

@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,17 +24,18 @@ from inshrink_core.execution.results import load_result, write_atomic
 from inshrink_core.search.trials import Trial, TrialLog
 from inshrink_core.training import Saver
 from inshrink_core.training.spool import Spool, spool_folder
+from tests.formats.run_builders import content_of
 from tests.runs import model
 
 _MAX_S = 60
 
 
-def _hangs(*_: object) -> None:
+def _hangs(*_):
     raise TimeoutError("it waits for a pipe")
 
 
 @pytest.fixture(autouse=True)
-def in_time() -> Iterator[None]:
+def in_time():
     """End a test that hangs: a handler that raises interrupts the opening of a pipe."""
     before = signal.signal(signal.SIGALRM, _hangs)
     signal.alarm(_MAX_S)
@@ -43,7 +44,7 @@ def in_time() -> Iterator[None]:
     signal.signal(signal.SIGALRM, before)
 
 
-def _socket(path: Path) -> None:
+def _socket(path):
     here = Path.cwd()
     os.chdir(path.parent)  # the address of a socket is short
     try:
@@ -53,7 +54,7 @@ def _socket(path: Path) -> None:
         os.chdir(here)
 
 
-def _piped_link(path: Path) -> None:
+def _piped_link(path):
     pipe = path.with_name("pipe.aside")
     os.mkfifo(pipe)
     path.symlink_to(pipe)
@@ -69,14 +70,14 @@ SPECIAL: dict[str, Callable[[Path], None]] = {
 }
 
 
-def put(path: Path, kind: str) -> None:
+def put(path, kind):
     """Put something special in the place of a file."""
     path.unlink(missing_ok=True)
     SPECIAL[kind](path)
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(tmp_path_factory):
     """A run, an archive of it, one whose frames lie in a segment, and a packed one."""
     root = tmp_path_factory.mktemp("made")
     save_torch_run(root / "run")
@@ -91,11 +92,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def root(made: Path, tmp_path: Path) -> Path:
+def root(made, tmp_path):
     return Path(shutil.copytree(made, tmp_path / "made"))
 
 
-def everything(root: Path, name: str) -> dict[str, Callable[[], object]]:
+def everything(root, name):
     """Return every verb that reads or writes an archive, upon one."""
     path, run = root / name, root / "run"
     return {
@@ -131,9 +132,7 @@ PLACES = ("manifest", "lock", "first", "last", "unlisted", "segment", "frames")
         if which in ("manifest", "last") or kind == "pipe"
     ],
 )
-def test_no_verb_waits_for_what_stands_in_the_place_of_a_file_of_an_archive(
-    root: Path, which: str, kind: str
-) -> None:
+def test_no_verb_waits_for_what_stands_in_the_place_of_a_file_of_an_archive(root, which, kind):
     frames = sorted((root / "a.inshrink/frames").iterdir())
     path = {
         "manifest": root / "a.inshrink/inshrink-manifest",
@@ -162,21 +161,21 @@ def test_no_verb_waits_for_what_stands_in_the_place_of_a_file_of_an_archive(
 
 
 @pytest.mark.parametrize("kind", SPECIAL)
-def test_a_segment_that_is_no_file_is_a_problem_of_its_frames_alone(root: Path, kind: str) -> None:
+def test_a_segment_that_is_no_file_is_a_problem_of_its_frames_alone(root, kind):
     (segment,) = (root / "s.inshrink/frames").iterdir()
     put(segment, kind)
     assert any("cannot be read" in problem.what for problem in check_archive(root / "s.inshrink"))
 
 
 @pytest.mark.parametrize("kind", [kind for kind in SPECIAL if kind != "folder"])
-def test_what_is_no_file_is_no_packed_archive(root: Path, kind: str) -> None:
+def test_what_is_no_file_is_no_packed_archive(root, kind):
     put(root / "packed.inshrink", kind)
     for ask in everything(root, "packed.inshrink").values():
         with pytest.raises(InshrinkError):
             ask()
 
 
-def test_a_damaged_manifest_that_is_no_file_is_replaced_when_asked_to(root: Path) -> None:
+def test_a_damaged_manifest_that_is_no_file_is_replaced_when_asked_to(root):
     put(root / "a.inshrink/inshrink-manifest", "pipe")
     with pytest.raises(DamagedError, match="not a regular file, and only it records"):
         inshrink_core.restore(root / "a.inshrink", root / "out")
@@ -189,7 +188,7 @@ def test_a_damaged_manifest_that_is_no_file_is_replaced_when_asked_to(root: Path
 
 
 @pytest.fixture
-def outside(tmp_path: Path) -> Path:
+def outside(tmp_path):
     """What a link may lead to: files with every name that a writer deletes or replaces."""
     folder = tmp_path / "outside"
     folder.mkdir()
@@ -199,47 +198,43 @@ def outside(tmp_path: Path) -> Path:
     return folder
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
-
-
-def test_a_writer_neither_deletes_nor_writes_behind_a_link_for_frames(root: Path, outside: Path) -> None:
+def test_a_writer_neither_deletes_nor_writes_behind_a_link_for_frames(root, outside):
     frames = root / "a.inshrink/frames"
     for path in frames.iterdir():
         shutil.copy(path, outside)
     shutil.rmtree(frames)
     frames.symlink_to(outside)
-    before = contents(outside)
+    before = content_of(outside)
     for verb in ("compress", "watch", "saver", "prune, applied", "forget, applied"):
         with pytest.raises(DamagedError, match=r"frames is a pipe, a device, a folder or a link"):
             everything(root, "a.inshrink")[verb]()
-    assert contents(outside) == before
+    assert content_of(outside) == before
     assert Archive.open(root / "a.inshrink").steps == (10, 20, 30)  # readers may: some stores keep links
 
 
 @pytest.mark.parametrize(
     "at", ["lock", "inshrink-manifest", ".inshrink-manifest.tmp", "frames/.00000004-40.frame.tmp"]
 )
-def test_a_writer_leaves_alone_what_a_link_leads_to(root: Path, outside: Path, at: str) -> None:
+def test_a_writer_leaves_alone_what_a_link_leads_to(root, outside, at):
     path = root / "a.inshrink" / at
     target = outside / "precious"
     if at == "inshrink-manifest":
         target.write_bytes(path.read_bytes())
     path.unlink(missing_ok=True)
     path.symlink_to(target)
-    before = contents(outside)
+    before = content_of(outside)
     save_torch_run(root / "run", (40,))
     for verb in ("compress", "prune, applied", "forget, applied", "saver"):
         try:
             everything(root, "a.inshrink")[verb]()
         except InshrinkError:
             assert at == "lock"
-    assert contents(outside) == before
+    assert content_of(outside) == before
     assert not LocalStorage(root / "a.inshrink").is_locked()
 
 
-def test_a_link_planted_while_a_writer_is_at_work_is_not_written_through(root: Path, outside: Path) -> None:
-    before = contents(outside)
+def test_a_link_planted_while_a_writer_is_at_work_is_not_written_through(root, outside):
+    before = content_of(outside)
     with ArchiveWriter(root / "a.inshrink") as writer:
         head = writer.reader.head
         assert head is not None
@@ -248,13 +243,13 @@ def test_a_link_planted_while_a_writer_is_at_work_is_not_written_through(root: P
             (root / "a.inshrink" / name).symlink_to(outside / "precious")
         with writer.begin(step=40, kind="keyframe", parent_id=head.frame_id) as frame:
             frame.commit({})
-    assert contents(outside) == before
+    assert content_of(outside) == before
     assert Archive.open(root / "a.inshrink").reader.find(40).generation == number
 
 
 @pytest.mark.parametrize("verb", ["pack", "unpack", "export"])
-def test_what_is_made_beside_is_not_written_through_a_link(root: Path, outside: Path, verb: str) -> None:
-    before = contents(outside)
+def test_what_is_made_beside_is_not_written_through_a_link(root, outside, verb):
+    before = content_of(outside)
     for name in ("again", "unpacked", "one"):
         link = root / f".{name}.inshrink.tmp"
         link.symlink_to(outside if name == "unpacked" else outside / "precious")
@@ -262,29 +257,27 @@ def test_what_is_made_beside_is_not_written_through_a_link(root: Path, outside: 
         everything(root, "a.inshrink")[verb]()
     except InshrinkError:
         assert verb == "unpack"
-    assert contents(outside) == before
+    assert content_of(outside) == before
 
 
 @pytest.mark.parametrize("name", ["00000001", ".00000001.tmp", ""])
-def test_a_saver_follows_no_link_in_its_spool(tmp_path: Path, outside: Path, name: str) -> None:
+def test_a_saver_follows_no_link_in_its_spool(tmp_path, outside, name):
     spool = spool_folder(tmp_path / "a.inshrink")
     if name:
         spool.mkdir()
     (spool / name if name else spool).symlink_to(outside)
-    before = contents(outside)
+    before = content_of(outside)
     try:
         with Saver(tmp_path / "a.inshrink", model()) as saver:
             saver.save(1)
     except InshrinkError as error:
         assert not name or "spool" in str(error)
-    assert contents(outside) == before
+    assert content_of(outside) == before
 
 
 @pytest.mark.parametrize("kind", ["pipe", "socket", "device"])
 @pytest.mark.parametrize("which", ["step_000001.pt", "save.json"])
-def test_a_saver_does_not_wait_for_what_stands_in_a_spooled_save(
-    tmp_path: Path, which: str, kind: str
-) -> None:
+def test_a_saver_does_not_wait_for_what_stands_in_a_spooled_save(tmp_path, which, kind):
     spool = Spool(spool_folder(tmp_path / "a.inshrink"))
     save = spool.put(1, {"checkpoint": {"model": model().state_dict()}})
     (path,) = (p for p in save.folder.iterdir() if (p.name == save.name) == (which == "step_000001.pt"))
@@ -299,7 +292,7 @@ def test_a_saver_does_not_wait_for_what_stands_in_a_spooled_save(
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def runs(tmp_path_factory):
     """Runs of every layout: with logs, configurations, indices and shards."""
     root = tmp_path_factory.mktemp("runs")
     save_torch_run(root / "torch")
@@ -314,7 +307,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def _all_of(run: Path, out: Path) -> None:
+def _all_of(run, out):
     opened = inshrink_core.open(run)
     for ask in (
         lambda: opened.log,
@@ -333,9 +326,7 @@ def _all_of(run: Path, out: Path) -> None:
 @pytest.mark.parametrize("kind", ["pipe", "device", "link to a pipe"])
 @pytest.mark.parametrize("layout", ["torch", "folders", "dcp"])
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-def test_no_verb_waits_for_what_stands_in_the_place_of_a_file_of_a_run(
-    runs: Path, tmp_path: Path, layout: str, kind: str
-) -> None:
+def test_no_verb_waits_for_what_stands_in_the_place_of_a_file_of_a_run(runs, tmp_path, layout, kind):
     names = sorted(p.relative_to(runs / layout) for p in (runs / layout).rglob("*") if p.is_file())
     for number, name in enumerate(names):
         run = Path(shutil.copytree(runs / layout, tmp_path / f"run-{number}"))
@@ -347,7 +338,7 @@ def test_no_verb_waits_for_what_stands_in_the_place_of_a_file_of_a_run(
 
 
 @pytest.mark.parametrize("kind", SPECIAL)
-def test_results_that_are_no_files_are_made_again_and_not_waited_for(tmp_path: Path, kind: str) -> None:
+def test_results_that_are_no_files_are_made_again_and_not_waited_for(tmp_path, kind):
     path = tmp_path / "result.json"
     put(path, kind)
     assert load_result(path, {}, "result", int) is None
@@ -357,7 +348,7 @@ def test_results_that_are_no_files_are_made_again_and_not_waited_for(tmp_path: P
         TrialLog(path, "r")
 
 
-def test_a_log_of_results_is_not_written_behind_a_link(tmp_path: Path) -> None:
+def test_a_log_of_results_is_not_written_behind_a_link(tmp_path):
     (tmp_path / "precious").write_bytes(b"")
     (tmp_path / "log").symlink_to(tmp_path / "precious")
     trial = Trial(step=1, config={}, raw_weights=1, weights_nbytes=1)
@@ -366,7 +357,7 @@ def test_a_log_of_results_is_not_written_behind_a_link(tmp_path: Path) -> None:
     assert (tmp_path / "precious").read_bytes() == b""
 
 
-def test_a_result_is_written_in_the_place_of_a_link(tmp_path: Path) -> None:
+def test_a_result_is_written_in_the_place_of_a_link(tmp_path):
     (tmp_path / "precious").write_bytes(b"precious")
     (tmp_path / "result").symlink_to(tmp_path / "precious")
     write_atomic(tmp_path / "result", "new")
@@ -375,7 +366,7 @@ def test_a_result_is_written_in_the_place_of_a_link(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["pipe", "link"])
-def test_the_note_of_a_save_quarantined_neither_hangs_nor_leads_out(tmp_path: Path, kind: str) -> None:
+def test_the_note_of_a_save_quarantined_neither_hangs_nor_leads_out(tmp_path, kind):
     spool, precious = Spool(tmp_path / "run.spool"), tmp_path / "precious"
     precious.write_text("precious")
     folder = spool.folder / "00000001"

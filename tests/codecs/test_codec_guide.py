@@ -1,9 +1,5 @@
 """The guide's codec, as a package of its own, passes the suite and is used; see docs/guides/codec.md."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from tests.guides import install, keeps_its_suite, python
@@ -27,13 +23,11 @@ assert main(["verify", archive, "--quiet"]) == 0
 
 
 @pytest.fixture(scope="module")
-def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def package(tmp_path_factory):
     return install("codec", tmp_path_factory.mktemp("installed"), "inshrink_cut.py", "test_cut.py")
 
 
-def test_the_codec_of_the_guide_archives_a_run_that_is_refused_where_it_is_not_installed(
-    package: Path, tmp_path: Path
-):
+def test_the_codec_of_the_guide_archives_a_run_that_is_refused_where_it_is_not_installed(package, tmp_path):
     done = python(package, "-c", USE, str(tmp_path))
     assert done.returncode == 0, done.stderr
     code = "import sys, inshrink_core; a = inshrink_core.open(sys.argv[1]); a[a.steps[0]]['fc1.weight']"
@@ -42,5 +36,5 @@ def test_the_codec_of_the_guide_archives_a_run_that_is_refused_where_it_is_not_i
     assert "no installed codec reads the bitstream 'cut/1'" in done.stderr
 
 
-def test_the_codec_of_the_guide_keeps_the_laws(package: Path):
+def test_the_codec_of_the_guide_keeps_the_laws(package):
     assert "passed" in keeps_its_suite(package, "test_cut.py")

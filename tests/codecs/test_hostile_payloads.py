@@ -25,7 +25,7 @@ N_MUTANTS = 1000
 GIANTS = ((1 << 40,), (1 << 62,), (1 << 63,), (1 << 21,) * 40)
 
 
-def attempt(target: PayloadTarget, case: bytes) -> None:
+def attempt(target, case):
     try:
         target.execute(case)
     except InshrinkError:
@@ -48,13 +48,13 @@ def test_the_harness_meets_every_codec_and_every_bitstream():
     assert met == read
 
 
-def giant(shape: tuple[int, ...], dtype: str = "float16", role: TensorRole = TensorRole.WEIGHT) -> TensorSpec:
+def giant(shape, dtype="float16", role=TensorRole.WEIGHT):
     return TensorSpec(name="giant.weight", role=role, dtype=dtype, shape=shape)
 
 
 @pytest.mark.parametrize("shape", GIANTS, ids=["2**40", "2**62", "2**63", "2**840"])
 @pytest.mark.parametrize("name", codec_names())
-def test_a_payload_of_a_few_bytes_for_a_tensor_no_memory_holds_is_refused(name: str, shape: tuple[int, ...]):
+def test_a_payload_of_a_few_bytes_for_a_tensor_no_memory_holds_is_refused(name, shape):
     codec = get_codec(name)()
     for bitstream in {codec.bitstream, "lossless/1"}:
         heads = {case.sound[0][:40] for case in situations() if case.bitstream == bitstream and case.sound}
@@ -103,7 +103,7 @@ def test_the_state_of_a_bool_tensor_is_its_bits():
     assert bits(decoded.decoded()) == bits(decoded.decoded()) == bits(~mask)
 
 
-def frame_with_window(exponent: int, content: bytes) -> bytes:
+def frame_with_window(exponent, content):
     """Return a zstd frame of one raw block that asks for a window of ``2**exponent`` bytes."""
     descriptor = bytes((0, (exponent - 10) << 3))
     return descriptor + (len(content) << 3 | 1).to_bytes(3, "little") + content
@@ -117,7 +117,7 @@ def test_a_zstd_frame_that_asks_for_more_than_eight_megabytes_is_refused():
 
 
 @pytest.mark.parametrize("level", [1, 3, 9, 19])
-def test_no_level_that_is_written_asks_for_more(level: int):
+def test_no_level_that_is_written_asks_for_more(level):
     content = np.random.default_rng(1).integers(0, 4, 1 << 18, np.uint8).tobytes()
     frame = zstd_compress(content, level)
     assert zstd_decompress(frame, len(content)) == content

@@ -226,7 +226,7 @@ def test_a_payload_put_together_by_hand_decodes():
     assert restored.tolist() == [[3.0, -1.0], [0.5, 0.0]]
 
 
-def _damaged(payload: bytes, message: str, reference=None, dtype="float32") -> None:
+def _damaged(payload, message, reference=None, dtype="float32"):
     spec = TensorSpec(name="w", role=TensorRole.WEIGHT, dtype=dtype, shape=(2, 2))
     with pytest.raises(DamagedError, match=message):
         CODEC.decode(spec, Block("inshrinkerator/1", payload), reference)
@@ -265,11 +265,11 @@ def _golden_chain():
     }
 
 
-def _tensor_digest(tensor) -> str:
+def _tensor_digest(tensor):
     return hashlib.sha256(bits(tensor)).hexdigest()
 
 
-def make_golden() -> dict[str, list[list[str]]]:
+def make_golden():
     """Codec, payload and digest of the decoded bits of both frames; run by hand for a new version."""
     golden = {}
     for name, frames in _golden_chain().items():

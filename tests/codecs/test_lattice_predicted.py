@@ -1,10 +1,5 @@
 """A restore cost that nobody measures is predicted, chooses the coarseness, and is said to be predicted."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 
@@ -22,16 +17,16 @@ BOUND = 0.003
 
 
 @pytest.fixture(scope="module")
-def run_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run_path(tmp_path_factory):
     return write_run(tmp_path_factory.mktemp("predicted") / "run")
 
 
-def metas(path: Path) -> list[Any]:
+def metas(path):
     archive = Archive.open(path)
     return [archive.frame(info).meta for info in archive.frames]
 
 
-def training(n_steps: int, pace: float, shrinks_at: int | None = None) -> Any:
+def training(n_steps, pace, shrinks_at=None):
     """Return a run of two matrices of normal weights on random walks."""
     generator = torch.Generator().manual_seed(0)
     weights = {name: torch.randn(60, 50, generator=generator) for name in ("a.weight", "b.weight")}
@@ -44,7 +39,7 @@ def training(n_steps: int, pace: float, shrinks_at: int | None = None) -> Any:
     return memory_run(steps)
 
 
-def frames_of(run: Any, **settings: Any) -> list[tuple[Any, float]]:
+def frames_of(run, **settings):
     """Encode a run as a chain; return what each frame says, and the relative squared error of its weights."""
     chain = chain_of(**settings)
     memory, references, found = look_ahead(chain, run.steps, run.__getitem__), {}, []
@@ -60,7 +55,7 @@ def frames_of(run: Any, **settings: Any) -> list[tuple[Any, float]]:
 
 
 @pytest.mark.parametrize(("shaping", "cost"), [("auto", COST_OF_SHAPED), ("off", COST_OF_ERROR)])
-def test_the_coarseness_is_what_the_predicted_cost_allows(shaping: str, cost: float) -> None:
+def test_the_coarseness_is_what_the_predicted_cost_allows(shaping, cost):
     found = frames_of(training(6, 0.1), predicted_cost=BOUND, shaping=shaping)
     chosen = {quality["coarseness"] for quality, _ in found}
     assert len(chosen) == 1
@@ -72,20 +67,20 @@ def test_the_coarseness_is_what_the_predicted_cost_allows(shaping: str, cost: fl
         assert quality["restore_cost"] == pytest.approx(cost * error, rel=0.1)
 
 
-def test_it_is_never_below_the_one_that_is_set_and_the_cost_is_told_as_it_is() -> None:
+def test_it_is_never_below_the_one_that_is_set_and_the_cost_is_told_as_it_is():
     for quality, error in frames_of(training(3, 0.45), predicted_cost=BOUND):
         assert quality["coarseness"] == 0.5
         assert quality["restore_cost"] > quality["bounds"]["restore_cost"]
         assert quality["restore_cost"] == pytest.approx(COST_OF_SHAPED * error, rel=0.1)
 
 
-def test_it_is_never_above_four() -> None:
+def test_it_is_never_above_four():
     assert {quality["coarseness"] for quality, _ in frames_of(training(6, 1e-3), predicted_cost=BOUND)} == {
         4.0
     }
 
 
-def test_it_is_halved_where_weights_have_shrunk() -> None:
+def test_it_is_halved_where_weights_have_shrunk():
     chain, run = chain_of(predicted_cost=BOUND), training(4, 0.04, shrinks_at=3)
     seen = look_ahead(chain, run.steps[:3], run.__getitem__)
     plans = [FramePlan(chain, run[step], ChainState(memory=seen), run[step].specs) for step in run.steps]
@@ -96,7 +91,7 @@ def test_it_is_halved_where_weights_have_shrunk() -> None:
     assert plans[3].quality["restore_cost"] <= BOUND
 
 
-def test_nothing_is_predicted_of_what_is_set_or_exact_or_judged() -> None:
+def test_nothing_is_predicted_of_what_is_set_or_exact_or_judged():
     assert LatticeCodec().predicted_cost == 0
     asked = make_chain_config("", None, {"predicted_cost": BOUND}, None, 32, "cpu", 1)
     assert asked.config.predicted_cost == BOUND
@@ -109,7 +104,7 @@ def test_nothing_is_predicted_of_what_is_set_or_exact_or_judged() -> None:
     assert all(quality is None for quality, _ in frames_of(training(3, 0.01), coarseness=2.0))
 
 
-def test_a_second_session_goes_on_with_the_same_bytes(run_path: Path, tmp_path: Path) -> None:
+def test_a_second_session_goes_on_with_the_same_bytes(run_path, tmp_path):
     run = inshrink_core.open(run_path)
     inshrink_core.compress(run, tmp_path / "a", steps=run.steps[:2], config={"predicted_cost": BOUND})
     inshrink_core.compress(run, tmp_path / "a")
@@ -123,7 +118,7 @@ def test_a_second_session_goes_on_with_the_same_bytes(run_path: Path, tmp_path: 
             assert first[0].read(entry) == first[1].read(first[1].entry(entry.key))
 
 
-def test_an_archive_goes_on_without_it_where_a_coarseness_is_set(run_path: Path, tmp_path: Path) -> None:
+def test_an_archive_goes_on_without_it_where_a_coarseness_is_set(run_path, tmp_path):
     run = inshrink_core.open(run_path)
     inshrink_core.compress(run, tmp_path / "a", steps=run.steps[:2], config={"predicted_cost": BOUND})
     inshrink_core.compress(run, tmp_path / "a", coarseness=1.0)
@@ -133,7 +128,7 @@ def test_an_archive_goes_on_without_it_where_a_coarseness_is_set(run_path: Path,
     assert predicted_cost(Archive.open(tmp_path / "a")) is None
 
 
-def test_a_saver_sees_no_future_and_predicts_nothing(tmp_path: Path) -> None:
+def test_a_saver_sees_no_future_and_predicts_nothing(tmp_path):
     model = torch.nn.Linear(64, 64)
     optimizer = torch.optim.Adam(model.parameters())
     with inshrink_core.Saver(tmp_path / "a", model, optimizer) as saver:

@@ -18,7 +18,7 @@ ON, OFF = (LatticeCodec(shaping=shaping, coarseness=2.0) for shaping in ("auto",
 SHAPE = (100, 120)
 
 
-def moment(seed: int) -> torch.Tensor:
+def moment(seed):
     """A first moment that lies in few directions of its columns, and of its rows."""
     (rows, n), found = SHAPE, normal(SHAPE, 900 + seed)
     found = (found * torch.logspace(0, -2, n)) @ torch.linalg.qr(normal((n, n), 899))[0]
@@ -144,7 +144,7 @@ def test_no_restored_bit_depends_on_a_base():
     assert bits(based.reference.decoded()) == bits(alone.reference.decoded())
 
 
-def blocks_of(path) -> list[dict[str, bytes]]:
+def blocks_of(path):
     archive = Archive.open(path)
     readers = [archive.frame(info) for info in archive.frames]
     return [{e.key: bytes(reader.read(e)) for e in reader.entries} for reader in readers]

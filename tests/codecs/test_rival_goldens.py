@@ -64,7 +64,7 @@ def _names(codec):
     return {"weight": "weight", "half": "half", "vector": "vector"} | moments
 
 
-def make_golden(name: str) -> dict[str, list[list[list[str]]]]:
+def make_golden(name):
     """Codec, payload and digest of the decoded bits of each frame's tensors, by config."""
     golden = {}
     for label, config in CONFIGS[name].items():

@@ -17,11 +17,11 @@ from inshrink_core.ops.cpu.symbols import MAX_CHUNK
 from tests.strategies import symbol_pairs
 
 
-def _symbols(*values: int) -> torch.Tensor:
+def _symbols(*values):
     return torch.tensor(values, dtype=torch.uint8)
 
 
-def _moving(n: int, n_symbols: int, moved: float, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _moving(n, n_symbols, moved, seed):
     """Symbols of a bell-shaped distribution, of which a share moves to a neighbouring bin."""
     rng = np.random.default_rng(seed)
     previous = np.clip(rng.normal(n_symbols / 2, n_symbols / 6, n), 0, n_symbols - 1).astype(np.uint8)
@@ -30,7 +30,7 @@ def _moving(n: int, n_symbols: int, moved: float, seed: int) -> tuple[torch.Tens
     return torch.from_numpy(previous), torch.from_numpy(symbols)
 
 
-def _conditional_entropy_bits(previous: torch.Tensor, symbols: torch.Tensor) -> float:
+def _conditional_entropy_bits(previous, symbols):
     """n · H(symbol | previous symbol), in bits."""
     pairs = np.bincount(previous.numpy().astype(int) * 256 + symbols.numpy(), minlength=65536).reshape(
         256, 256
@@ -40,7 +40,7 @@ def _conditional_entropy_bits(previous: torch.Tensor, symbols: torch.Tensor) -> 
     return float(-(pairs[used] * np.log2(pairs[used] / totals[used])).sum())
 
 
-def _round_trip(symbols, n_symbols, previous=None, n_previous=0) -> bytes:
+def _round_trip(symbols, n_symbols, previous=None, n_previous=0):
     payload = encode_symbols(symbols, n_symbols, previous, n_previous)
     assert len(payload) <= sum(5 + packed_bytes(part.numel(), n_symbols) for part in symbols.split(MAX_CHUNK))
     decoded = decode_symbols(payload, symbols.numel(), n_symbols, previous, n_previous)

@@ -1,6 +1,5 @@
 """Kernels of the coders as the plain Python that numba compiles."""
 
-from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from unittest import mock
 
@@ -14,7 +13,7 @@ _KERNELS = {
 
 
 @contextmanager
-def plain_kernels() -> Iterator[None]:
+def plain_kernels():
     """Run tables and the adaptive coder uncompiled while the context is open."""
     with ExitStack() as stack:
         for module, names in _KERNELS.items():

@@ -35,7 +35,7 @@ class Coder(NamedTuple):
     worst_case_bytes: Callable[[int], int]
 
 
-def _flat(name: str) -> Coder:
+def _flat(name):
     return Coder(
         f"flat {name}",
         lambda values: encode_flat(values, 256, name),
@@ -64,7 +64,7 @@ _CODERS = [
 ]
 
 
-def _skewed(n: int, n_values: int, seed: int = 0) -> np.ndarray:
+def _skewed(n, n_values, seed=0):
     return (n_values * np.random.default_rng(seed).random(n) ** 3).astype(np.uint8)
 
 

@@ -20,13 +20,11 @@ from tests.coding.plain import plain_kernels
 RNG = np.random.default_rng
 
 
-def bytes_of(values) -> torch.Tensor:
+def bytes_of(values):
     return torch.from_numpy(np.asarray(values, np.uint8))
 
 
-def laplacian(
-    n: int, n_symbols: int, n_contexts: int, scale: float
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+def laplacian(n, n_symbols, n_contexts, scale):
     """Rounded Laplace numbers around the middle of the alphabet, wider with the context."""
     rng = RNG(n + n_symbols)
     contexts = rng.integers(0, n_contexts, n)
@@ -35,14 +33,14 @@ def laplacian(
     return symbols, None if n_contexts == 1 else bytes_of(contexts)
 
 
-def entropy_bits(symbols: torch.Tensor, contexts: torch.Tensor | None) -> float:
+def entropy_bits(symbols, contexts):
     pairs = symbols.long() + 256 * (0 if contexts is None else contexts.long())
     counts = np.bincount(pairs.numpy(), minlength=65536).reshape(256, 256)
     totals = np.maximum(counts.sum(1, keepdims=True), 1)
     return float(-(counts * np.log2(np.maximum(counts, 1) / totals)).sum())
 
 
-def round_trip(symbols, contexts, n_symbols, n_contexts, **options) -> bytes:
+def round_trip(symbols, contexts, n_symbols, n_contexts, **options):
     payload = encode_rans(symbols, contexts, n_symbols, n_contexts, **options)
     assert len(payload) <= worst_case_coded_bytes(symbols.numel(), n_symbols)
     decoded = decode_rans(payload, symbols.numel(), n_symbols, contexts, n_contexts)
@@ -183,7 +181,7 @@ def test_decoding_with_contexts_that_are_not_there_is_safe():
             assert decode_rans(payload, 40000, 4, wrong, 2).numel() == 40000
 
 
-def payloads() -> list[tuple[bytes, torch.Tensor, torch.Tensor | None, int, int]]:
+def payloads():
     """One payload of every mode, and of one block and several."""
     several, contexts = laplacian(700, 40, 6, 0.8)
     single, _ = laplacian(400, 16, 1, 0.5)

@@ -20,7 +20,7 @@ compiled = pytest.mark.skipif(
 )
 
 
-def run(*words: str) -> subprocess.CompletedProcess[str]:
+def run(*words):
     return subprocess.run(
         [sys.executable, "-m", "benchmarks.crash", *words],
         cwd=ROOT,

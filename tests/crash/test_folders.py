@@ -18,16 +18,16 @@ from inshrink_core.execution.files import make_folders, working_folder
 SAVED = {"checkpoint": {"model": {"w": torch.ones(3)}, "step": 1}}
 
 
-def place(descriptor: int) -> str:
+def place(descriptor):
     return str(Path(f"/proc/self/fd/{descriptor}").readlink())
 
 
 @pytest.fixture
-def syncs(monkeypatch) -> list[str]:
+def syncs(monkeypatch):
     """What was synced, in order."""
     found: list[str] = []
 
-    def fsync(descriptor: int) -> None:
+    def fsync(descriptor):
         found.append(place(descriptor))
 
     monkeypatch.setattr(os, "fsync", fsync)
@@ -46,7 +46,7 @@ def test_a_folder_that_is_there_may_be_left_by_a_process_that_died_before_it_syn
 
 
 def test_folders_that_cannot_be_made_durable_are_taken_back(tmp_path, monkeypatch):
-    def fsync(descriptor: int) -> None:
+    def fsync(descriptor):
         if place(descriptor).endswith("/a"):
             raise OSError(5, "Input/output error")
 

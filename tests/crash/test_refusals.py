@@ -1,7 +1,5 @@
 """What the system refuses is told once, in our words, and leaves nothing half done, held or behind."""
 
-from __future__ import annotations
-
 import errno
 import os
 from pathlib import Path
@@ -18,11 +16,11 @@ from inshrink_core.training.spool import Spool
 from tests.runs import write_run
 
 
-def saved(step: int) -> dict[str, object]:
+def saved(step):
     return {"checkpoint": {"model": {"weight": torch.ones(2, 2)}, "step": step}}
 
 
-def refuse(*_: object) -> None:
+def refuse(*_):
     raise StorageError("the spool cannot be used", where="here", remedy="free some space")
 
 
@@ -39,7 +37,7 @@ def test_a_saver_whose_spool_cannot_be_cleared_releases_the_archive(tmp_path, mo
 def test_an_archive_whose_lock_file_cannot_be_closed_well_is_released_all_the_same(tmp_path, monkeypatch):
     writer, close = ArchiveWriter(tmp_path / "a.inshrink", create=True), os.close
 
-    def complaining(descriptor: int) -> None:
+    def complaining(descriptor):
         close(descriptor)
         raise OSError(errno.EIO, "Input/output error")
 
@@ -64,7 +62,7 @@ def test_a_save_that_was_archived_and_could_not_be_marked_is_not_archived_twice(
 def test_a_spool_in_which_no_file_can_be_opened_is_told_as_such(tmp_path, monkeypatch):
     spool, make = Spool(tmp_path / "a.spool"), Path.mkdir
 
-    def making(self: Path, *args: object, **options: object) -> None:
+    def making(self, *args, **options):
         make(self, *args, **options)
         if self.name.endswith(".tmp"):
             (self / "step_000001.pt").mkdir(exist_ok=True)  # PyTorch's writer cannot open this
@@ -75,7 +73,7 @@ def test_a_spool_in_which_no_file_can_be_opened_is_told_as_such(tmp_path, monkey
 
 
 @pytest.fixture(scope="module")
-def archive(tmp_path_factory) -> Path:
+def archive(tmp_path_factory):
     folder = tmp_path_factory.mktemp("refusals")
     inshrink_core.compress(write_run(folder / "run", 4), folder / "a.inshrink", codec="lossless")
     return folder / "a.inshrink"
@@ -88,7 +86,7 @@ def test_export_says_what_the_system_refused(archive, tmp_path):
 
 
 def test_an_error_of_the_disk_comes_with_a_remedy(archive, tmp_path, monkeypatch):
-    def fsync(descriptor: int) -> None:
+    def fsync(descriptor):
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(os, "fsync", fsync)
@@ -98,11 +96,11 @@ def test_an_error_of_the_disk_comes_with_a_remedy(archive, tmp_path, monkeypatch
     assert list(tmp_path.iterdir()) == []
 
 
-def writers(text: bytes):
+def writers(text):
     return {name: lambda file: file.write(text) for name in ("model.pt", "optimizer.pt", "side/state.json")}
 
 
-def contents(folder: Path) -> set[bytes]:
+def contents(folder):
     files = (path for path in folder.rglob("*") if path.is_file())
     return {path.read_bytes() for path in files if not path.relative_to(folder).parts[0].startswith(".")}
 
@@ -111,7 +109,7 @@ def test_files_of_two_restores_never_stand_beside_each_other(tmp_path, monkeypat
     write_files(tmp_path, writers(b"old"), force=False)
     rename, seen = Path.rename, []
 
-    def renaming(self: Path, target: Path) -> Path:
+    def renaming(self, target):
         seen.append(contents(tmp_path))
         return rename(self, target)
 

@@ -14,7 +14,7 @@ import traceback
 from pathlib import Path
 
 
-def run(job: dict) -> dict:
+def run(job):
     os.chdir(job["folder"])
     begun = time.monotonic()
     output = io.StringIO()

@@ -28,30 +28,30 @@ class Block(NamedTuple):
     text: str
 
     @property
-    def is_shell(self) -> bool:
+    def is_shell(self):
         """Whether it is commands: by its fence, or, indented, by the program that its first line starts."""
         if self.fence is not None:
             return self.fence in ("", "bash", "console", "sh", "shell")
         return _PROGRAM.match(self.text) is not None
 
     @property
-    def is_python(self) -> bool:
+    def is_python(self):
         return self.fence is not None and self.fence.startswith("python")
 
     @property
-    def title(self) -> str | None:
+    def title(self):
         """Return the name of the file that it is to be saved as."""
         found = re.search(r'title="([^"]+)"', self.fence or "")
         return found and found[1]
 
     @property
-    def commands(self) -> list[str]:
+    def commands(self):
         """Return its commands as they are written, comments left out."""
         lines = self.text.replace("\\\n", " ").splitlines()
         return [line for line in lines if line.strip() and not line.lstrip().startswith("#")]
 
 
-def blocks(page: str) -> list[Block]:
+def blocks(page):
     """Return the blocks of a page, in order."""
     found: list[Block] = []
     fence, start, taken = None, 0, []
@@ -78,7 +78,7 @@ def blocks(page: str) -> list[Block]:
     return found
 
 
-def run_in_order(page: str, folder: Path) -> dict[str, str]:
+def run_in_order(page, folder):
     """Save the programs of a page in a folder, run its commands there, and return what each has written.
 
     What does not end, or changes the machine, is left out: the explorer, and ``pip``.

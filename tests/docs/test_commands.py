@@ -27,7 +27,7 @@ from inshrink_core.cli import main
 from inshrink_core.cli.application import known_verbs
 from inshrink_core.cli.derived import read_request
 from inshrink_core.request import fields_of, request_of
-from tests.docs.pages import PAGES, ROOT, Block, blocks
+from tests.docs.pages import PAGES, ROOT, blocks
 
 VERBS = {verb: request_of(verb) for verb in known_verbs()}
 COMMON = {"--help", "-h", "--json", "--quiet", "-q", "--progress"}
@@ -200,25 +200,25 @@ MADE = ("-o", "--output", "--out", "--pack", "--unpack", "--write")
 STEPS = (100, 200, 400, 1600, 2000, 4000, 10000)
 
 
-def _normal(line: str) -> str:
+def _normal(line):
     """Return a command without its comment and its spaces, quoted in one way."""
     return shlex.join(shlex.split(line, comments=True))
 
 
-def _is_run(line: str) -> bool:
+def _is_run(line):
     return not any(re.search(pattern, line) for pattern in NOT_RUN)
 
 
 EXITS = {(page, _normal(line)): code for (page, line), code in EXITS.items()}
 
 
-def _written(folder: Path, text: str) -> str:
+def _written(folder, text):
     folder.parent.mkdir(parents=True, exist_ok=True)
     folder.write_text(text)
     return text
 
 
-def _make_run(folder: Path, train, steps) -> None:
+def _make_run(folder, train, steps):
     folder.mkdir(parents=True)
     torch.manual_seed(0)
     model = train.Net()
@@ -234,7 +234,7 @@ def _make_run(folder: Path, train, steps) -> None:
 
 
 @pytest.fixture(scope="module")
-def template(tmp_path_factory) -> Path:
+def template(tmp_path_factory):
     """Return a folder with everything that the pages take as given."""
     folder = tmp_path_factory.mktemp("template")
     _written(folder / "train.py", TRAIN)
@@ -286,7 +286,7 @@ def template(tmp_path_factory) -> Path:
     return folder
 
 
-def _workspace(template: Path, folder: Path, words: list[list[str]]) -> Path:
+def _workspace(template, folder, words):
     """Return a copy of the template, without what the commands themselves make before they use it."""
     shutil.copytree(template, folder)
     seen: set[str] = set()
@@ -299,13 +299,13 @@ def _workspace(template: Path, folder: Path, words: list[list[str]]) -> Path:
     return folder
 
 
-def _ours(block: Block) -> list[tuple[str, list[str]]]:
+def _ours(block):
     """Return the commands of ours in a block: as they are told of in lists, and their words."""
     lines = [shlex.split(line, comments=True) for line in block.commands]
     return [(shlex.join(words), words[1:]) for words in lines if words and words[0] == "inshrink"]
 
 
-def _is_synopsis(block: Block) -> bool:
+def _is_synopsis(block):
     return (
         block.is_shell
         and block.page == "docs/cli.md"
@@ -423,7 +423,7 @@ def test_every_command_and_every_piece_of_python_runs(template, tmp_path):
     assert not wrong, "\n\n".join(wrong)
 
 
-def _not_executed(block: Block) -> bool:
+def _not_executed(block):
     return block.page in FOLLOWED or block.page.startswith(NOT_EXECUTED) or '"s3://' in block.text
 
 

@@ -1,7 +1,5 @@
 """The training loop of the saver's page goes on where it was interrupted."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
@@ -14,7 +12,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "saver.md").read_text()
 (PROGRAM,) = re.findall(r'```python title="train.py"\n(.*?)```', PAGE, re.DOTALL)
 
 
-def trained(folder: Path, *numbers: int, options: str = "") -> str:
+def trained(folder, *numbers, options=""):
     """Run the program as far as each number of steps, and return what it says last."""
     folder.mkdir()
     assert PROGRAM.count(", also=") == 1

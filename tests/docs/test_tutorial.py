@@ -23,7 +23,7 @@ def test_every_command_of_the_tutorial_runs_in_order(tmp_path):
     assert "(128, 2)" in output["python script.py"].replace("[", "(").replace("]", ")")
 
 
-def _losses(text: str) -> dict[int, float]:
+def _losses(text):
     """Return what ``step 40 on 2 ranks: held-out loss 0.0068`` tells, by step."""
     return {int(line.split()[1]): float(line.split()[-1]) for line in text.splitlines()}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,14 +35,14 @@ def evaluate(state_dict{which}):
 """
 
 
-def net() -> nn.Module:
+def net():
     names: dict[str, type[nn.Module]] = {}
     exec(NET, names)
     return names["Net"]()
 
 
 @pytest.fixture(scope="module")
-def states() -> dict[str, dict[str, torch.Tensor]]:
+def states():
     torch.manual_seed(0)
     model, critic = net(), nn.Linear(3, 1)
     average = copy.deepcopy(model)
@@ -54,14 +53,14 @@ def states() -> dict[str, dict[str, torch.Tensor]]:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     (tmp_path / "net.py").write_text(NET)
     np.savez(tmp_path / "evaluation.npz", inputs=np.ones((5, 4), np.float32), targets=np.arange(5) % 3)
     (tmp_path / "run").mkdir()
     return tmp_path
 
 
-def save(folder: Path, **models: object) -> None:
+def save(folder, **models):
     for step in (1, 2):
         torch.save({**models, "step": step}, folder / f"run/ckpt_{step}.pt")
 

@@ -9,9 +9,9 @@ import torch
 
 import inshrink_core
 from inshrink_core.errors import EvaluatorError, InputError, MissingExtraError
-from inshrink_core.evaluate import Evaluation, Evaluator, EvaluatorRequest
+from inshrink_core.evaluate import Evaluator, EvaluatorRequest
 from inshrink_core.evaluate.evaluator import Prepared
-from inshrink_core.metrics import Direction
+from tests.builders import evaluation
 
 AUTO = EvaluatorRequest(evaluator="auto")
 
@@ -80,14 +80,7 @@ def test_what_cannot_be_made_of_it_is_one_line(tmp_path):
 def test_a_correction_is_a_factor_of_what_a_restore_costs():
     def of(correction, shift):
         rows = torch.log_softmax(torch.tensor([[0.0, shift], [1.0, 0.0]]), -1).numpy().astype(np.float64)
-        return Evaluation(
-            metric="loss",
-            direction=Direction.LOWER,
-            value=0.5,
-            metrics={},
-            log_probs=rows,
-            correction=correction,
-        )
+        return evaluation(0.5, log_probs=rows, correction=correction)
 
     plain, corrected = (of(factor, 0.0).restore_cost(of(factor, 0.2)) for factor in (1.0, 2.0))
     assert corrected == pytest.approx(2 * plain)

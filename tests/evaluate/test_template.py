@@ -1,7 +1,5 @@
 """An evaluator to begin with: it works once finished, and names are no code."""
 
-from __future__ import annotations
-
 import ast
 import shutil
 from pathlib import Path
@@ -17,7 +15,7 @@ SAMPLE = Path(inshrink_core.sample("digits-cnn"))
 
 
 @pytest.fixture
-def digits(tmp_path: Path) -> Path:
+def digits(tmp_path):
     """Return one step of the sample without its evaluator, and what its training has at hand."""
     run = tmp_path / "run"
     run.mkdir()
@@ -29,7 +27,7 @@ def digits(tmp_path: Path) -> Path:
     return run
 
 
-def test_a_finished_template_says_what_the_evaluator_of_the_sample_says(digits: Path) -> None:
+def test_a_finished_template_says_what_the_evaluator_of_the_sample_says(digits):
     made = inshrink_core.verbs.evaluate(digits, write=digits / "judge.py", model="train:DigitsCNN")
     found = inshrink_core.verbs.evaluate(digits, evaluator=f"{made.output}:evaluate", metric="accuracy")
     known = inshrink_core.verbs.evaluate(SAMPLE)
@@ -37,7 +35,7 @@ def test_a_finished_template_says_what_the_evaluator_of_the_sample_says(digits: 
     assert found.found.log_probs.shape == known.found.log_probs.shape == (540, 10)
 
 
-def test_it_evaluates_a_language_model_of_transformers_too(digits: Path) -> None:
+def test_it_evaluates_a_language_model_of_transformers_too(digits):
     (digits / "net.py").write_text(
         "import torch, types\nclass Net:\n"
         "    def load_state_dict(self, state): pass\n    def eval(self): print('evaluating')\n"
@@ -53,7 +51,7 @@ def test_it_evaluates_a_language_model_of_transformers_too(digits: Path) -> None
     assert found.printed == "evaluating"
 
 
-def test_names_of_models_never_become_code() -> None:
+def test_names_of_models_never_become_code():
     evil = '"""\nraise SystemExit  # \u2028\x0cimport os\r\n{task}'
     source = evaluator_source(which=evil, models=(evil, "other\nraise SystemExit"))
     code = ast.parse(source)
@@ -62,13 +60,13 @@ def test_names_of_models_never_become_code() -> None:
 
 
 @pytest.mark.parametrize("model", ["train", "train:Net()", "os;x:Net", "class:Net", ":Net"])
-def test_a_model_that_is_no_name_is_refused(tmp_path: Path, model: str) -> None:
+def test_a_model_that_is_no_name_is_refused(tmp_path, model):
     with pytest.raises(InputError, match="MODULE:CLASS"):
         inshrink_core.verbs.evaluate(SAMPLE, write=tmp_path / "judge.py", model=model)
     assert not list(tmp_path.iterdir())
 
 
-def test_nothing_is_written_over_what_is_there(tmp_path: Path) -> None:
+def test_nothing_is_written_over_what_is_there(tmp_path):
     target = tmp_path / "judge.py"
     target.write_text("mine")
     with pytest.raises(ExistsError):

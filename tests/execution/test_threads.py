@@ -13,8 +13,8 @@ from inshrink_core.execution.threads import ordered_map, without_collection
 
 
 @pytest.mark.parametrize("threads", [1, 2, 4])
-def test_results_come_in_input_order(threads: int) -> None:
-    def slow_first(item: int) -> int:
+def test_results_come_in_input_order(threads):
+    def slow_first(item):
         time.sleep(0.02 if item == 0 else 0)
         return item * item
 
@@ -22,8 +22,8 @@ def test_results_come_in_input_order(threads: int) -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_an_error_is_raised_where_its_result_would_stand(threads: int) -> None:
-    def fail_at_five(item: int) -> int:
+def test_an_error_is_raised_where_its_result_would_stand(threads):
+    def fail_at_five(item):
         if item == 5:
             raise ValueError("five")
         return item
@@ -34,11 +34,11 @@ def test_an_error_is_raised_where_its_result_would_stand(threads: int) -> None:
     assert seen == [0, 1, 2, 3, 4]
 
 
-def test_no_more_than_a_window_is_computed_ahead() -> None:
+def test_no_more_than_a_window_is_computed_ahead():
     started = []
     lock = threading.Lock()
 
-    def record(item: int) -> int:
+    def record(item):
         with lock:
             started.append(item)
         return item
@@ -50,11 +50,11 @@ def test_no_more_than_a_window_is_computed_ahead() -> None:
     results.close()
 
 
-def test_beside_a_heavy_item_as_many_light_ones_are_computed_as_weigh_the_same() -> None:
+def test_beside_a_heavy_item_as_many_light_ones_are_computed_as_weigh_the_same():
     release = threading.Event()
     done = []
 
-    def wait_if_heavy(item: int) -> int:
+    def wait_if_heavy(item):
         if item == 10:
             release.wait(5)
         done.append(item)
@@ -73,12 +73,12 @@ def test_beside_a_heavy_item_as_many_light_ones_are_computed_as_weigh_the_same()
     assert list(results) == items[1:]
 
 
-def test_the_last_heavy_item_is_started_before_light_ones_that_stand_before_it() -> None:
+def test_the_last_heavy_item_is_started_before_light_ones_that_stand_before_it():
     started = []
     lock = threading.Lock()
     admitted = threading.Event()
 
-    def record(item: int) -> int:
+    def record(item):
         admitted.wait(5)
         with lock:
             started.append(item)

@@ -19,16 +19,16 @@ SIZE = 1_000_000
 _M61 = (1 << 61) - 1
 
 
-def _long(value: int) -> bytes:
+def _long(value):
     raw = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
     return (b"\x8a" + bytes([len(raw)]) if len(raw) < 256 else b"\x8b" + struct.pack("<i", len(raw))) + raw
 
 
-def _fill(head: bytes, unit: bytes, tail: bytes) -> bytes:
+def _fill(head, unit, tail):
     return head + unit * ((SIZE - len(head) - len(tail)) // len(unit)) + tail
 
 
-def _many(head: bytes, unit: Callable[[int], bytes], tail: bytes) -> bytes:
+def _many(head, unit, tail):
     parts, n, i = [head], len(head) + len(tail), 0
     while n < SIZE:
         parts.append(unit(i))
@@ -37,11 +37,11 @@ def _many(head: bytes, unit: Callable[[int], bytes], tail: bytes) -> bytes:
     return b"".join([*parts, tail])
 
 
-def _text(value: str) -> bytes:
+def _text(value):
     return b"X" + struct.pack("<I", len(value.encode())) + value.encode()
 
 
-def _short(value: str) -> bytes:
+def _short(value):
     return b"\x8c" + bytes([len(value)]) + value.encode()
 
 
@@ -58,7 +58,7 @@ _TENSOR = (
 _HEAD = b"\x80\x02" + _TENSOR + b"0"
 
 
-def _doubled(levels: int, wide: int) -> bytes:
+def _doubled(levels, wide):
     """Containers inside of each other, each holding the one before many times."""
     program = _HEAD + b"]q\x04h\x03a"
     for _ in range(levels):
@@ -66,7 +66,7 @@ def _doubled(levels: int, wide: int) -> bytes:
     return program
 
 
-def _state(inner: bytes) -> bytes:
+def _state(inner):
     return b"}" + _text("model") + inner + b"s."
 
 
@@ -74,7 +74,7 @@ _OBJECT = b"cmine\nModule\nq\x050h\x05)\x81}(" + _text("_modules") + b"}"
 """A module without tensors, whose class is 5 in the memo; its state goes on and ends with ``ub``."""
 
 
-def _module(inner: bytes) -> bytes:
+def _module(inner):
     """A module of such modules, which becomes 6 in the memo."""
     return b"0h\x05)\x81}" + _short("_modules") + b"}(" + inner + b"usbq\x06"
 
@@ -247,14 +247,14 @@ CASES: dict[str, Callable[[], bytes]] = {
 }
 
 
-def write(path: Path, program: bytes) -> None:
+def write(path, program):
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("x/data.pkl", program)
         archive.writestr("x/byteorder", b"little")
         archive.writestr("x/data/0", bytes(16))
 
 
-def calibrated() -> float:
+def calibrated():
     """Return how many seconds a second of an idle machine of today takes here and now."""
     begun, total = time.process_time(), 0
     for i in range(1_000_000):
@@ -262,7 +262,7 @@ def calibrated() -> float:
     return max(1.0, (time.process_time() - begun) / 0.05)
 
 
-def measure(name: str, folder: str) -> None:
+def measure(name, folder):
     """Open one of them and print what it took."""
     from inshrink_core.errors import InshrinkError
     from inshrink_core.formats import open_run
@@ -286,7 +286,7 @@ def measure(name: str, folder: str) -> None:
     os._exit(0)
 
 
-def main() -> None:
+def main():
     from inshrink_core.formats import open_run
 
     with tempfile.TemporaryDirectory() as folder:
@@ -295,7 +295,7 @@ def main() -> None:
             measure(name, folder)
 
 
-def open_small(folder: str, open_run: Callable[[Path], object]) -> None:
+def open_small(folder, open_run):
     """Open a small file first: what is imported and cached then is not the pickle's."""
     path = Path(folder, "step_0.pt")
     write(path, _HEAD + _state(b"}" + _short("w") + b"h\x03s"))

@@ -13,15 +13,15 @@ attributed right, unattributed, and wrong, by what was looked at:
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 from unittest import mock
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from inshrink_core.formats import Run, open_run
+from inshrink_core.formats import open_run
 from inshrink_core.formats import run as run_module
 from inshrink_core.formats.matching.laws import Matching
 from inshrink_core.formats.matching.registered import saved_names
@@ -45,14 +45,14 @@ class Row(NamedTuple):
     wrong: int
 
 
-def names_of(optimizer: Any, model: nn.Module) -> list[str]:
+def names_of(optimizer, model):
     """Return the names of an optimizer's parameters by number."""
     saved = saved_names(model)
     called = {id(parameter): saved[name] for name, parameter in model.named_parameters()}
     return [called[id(one)] for group in optimizer.param_groups for one in group["params"]]
 
 
-def tokens(n: int, seed: int) -> Tensor:
+def tokens(n, seed):
     """Return sequences of a random walk over tokens, which can be learnt."""
     generator = torch.Generator().manual_seed(seed)
     steps = torch.randint(0, 3, (n, _LENGTH), generator=generator) * 5 + 1
@@ -60,15 +60,13 @@ def tokens(n: int, seed: int) -> Tensor:
     return (starts + steps.cumsum(1)) % _VOCABULARY
 
 
-def _language(model_of: Callable[[Any], nn.Module], **options: Any) -> Callable[[Path], Truth]:
+def _language(model_of, **options):
     """Return what trains a language model of transformers with its Trainer."""
     rows = [{"input_ids": row, "labels": row} for row in tokens(512, 0)]
     return lambda folder: _trainer(folder, model_of, rows, **options)
 
 
-def _trainer(
-    folder: Path, model_of: Callable[[Any], nn.Module], rows: Sequence[Any], **options: Any
-) -> Truth:
+def _trainer(folder, model_of, rows, **options):
     import transformers
 
     torch.manual_seed(0)
@@ -91,10 +89,10 @@ def _trainer(
     return [[name.replace(".default.", ".") for name in names_of(trainer.optimizer, model)]]
 
 
-def gpt2(layers: int = 3, d: int = 64, frozen: int = 0) -> Callable[[Any], nn.Module]:
+def gpt2(layers=3, d=64, frozen=0):
     """Return what builds a GPT-2, whose head is tied to its embedding."""
 
-    def build(library: Any) -> nn.Module:
+    def build(library):
         config = library.GPT2Config(
             vocab_size=_VOCABULARY, n_positions=_LENGTH, n_embd=d, n_layer=layers, n_head=2
         )
@@ -106,7 +104,7 @@ def gpt2(layers: int = 3, d: int = 64, frozen: int = 0) -> Callable[[Any], nn.Mo
     return build
 
 
-def _llama(library: Any) -> nn.Module:
+def _llama(library):
     sizes = {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2}
     config = library.LlamaConfig(
         vocab_size=_VOCABULARY,
@@ -119,7 +117,7 @@ def _llama(library: Any) -> nn.Module:
     return model
 
 
-def _lora(folder: Path) -> Truth:
+def _lora(folder):
     import peft
     import transformers
 
@@ -127,7 +125,7 @@ def _lora(folder: Path) -> Truth:
     torch.manual_seed(0)
     _llama(transformers).save_pretrained(base)
 
-    def adapted(library: Any) -> nn.Module:
+    def adapted(library):
         model = library.LlamaForCausalLM.from_pretrained(base)
         config = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj", "o_proj"], lora_dropout=0.0)
         found: nn.Module = peft.get_peft_model(model, config)
@@ -136,24 +134,24 @@ def _lora(folder: Path) -> Truth:
     return _language(adapted, learning_rate=1e-2)(folder)
 
 
-def _lightning(folder: Path) -> Truth:
+def _lightning(folder):
     import lightning
 
     class Both(lightning.LightningModule):
         """A generator and a discriminator of equal shapes; the discriminator's optimizer is first."""
 
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.automatic_optimization = False
             self.generator, self.discriminator = _mlp(3, 32), _mlp(3, 32)
 
-        def configure_optimizers(self) -> Any:
+        def configure_optimizers(self):
             return [
                 torch.optim.Adam(self.discriminator.parameters(), lr=1e-3),
                 torch.optim.Adam(self.generator.parameters(), lr=1e-3),
             ]
 
-        def training_step(self, batch: Any, _: int) -> None:
+        def training_step(self, batch, _):
             second, first = self.optimizers()
             (x,) = batch
             for optimizer, net, goal in (
@@ -176,19 +174,19 @@ def _lightning(folder: Path) -> Truth:
     return [names_of(one, model) for one in trainer.optimizers]
 
 
-def _mlp(n: int, d: int) -> nn.Module:
+def _mlp(n, d):
     return nn.Sequential(*(layer for _ in range(n) for layer in (nn.Linear(d, d), nn.Tanh())))
 
 
 class Block(nn.Module):
     """A residual block with two norms, and buffers that nobody lists."""
 
-    def __init__(self, d: int) -> None:
+    def __init__(self, d):
         super().__init__()
         self.norm, self.up, self.down = nn.LayerNorm(d), nn.Linear(d, d), nn.Linear(d, d)
         self.register_buffer("average", torch.zeros(d))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         """Add what the block computes."""
         if self.training:
             self.average = 0.9 * self.average + 0.1 * x.detach().mean(0)  # type: ignore[has-type]
@@ -199,12 +197,10 @@ Groups = Callable[[list[tuple[str, nn.Parameter]]], list[list[tuple[str, nn.Para
 Save = Callable[[Path, int, nn.Module, Any], None]
 
 
-def _plain(
-    model_of: Callable[[], nn.Module], groups: Groups, save: Save, optimizer: Callable[..., Any] | None = None
-) -> Callable[[Path], Truth]:
+def _plain(model_of, groups, save, optimizer=None):
     """Return what trains a network of the benchmark's own on a regression."""
 
-    def make(folder: Path) -> Truth:
+    def make(folder):
         torch.manual_seed(0)
         random.seed(0)
         model = model_of()
@@ -226,17 +222,17 @@ def _plain(
     return make
 
 
-def _as_torch(folder: Path, step: int, model: nn.Module, optimizer: Any) -> None:
+def _as_torch(folder, step, model, optimizer):
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
     torch.save(state, folder / f"step_{step}.pt")
 
 
-def _as_sorted_torch(folder: Path, step: int, model: nn.Module, optimizer: Any) -> None:
+def _as_sorted_torch(folder, step, model, optimizer):
     state = {"model": dict(sorted(model.state_dict().items())), "optimizer": optimizer.state_dict()}
     torch.save(state, folder / f"step_{step}.pt")
 
 
-def _as_safetensors(folder: Path, step: int, model: nn.Module, optimizer: Any) -> None:
+def _as_safetensors(folder, step, model, optimizer):
     from safetensors.torch import save_file
 
     place = folder / f"checkpoint-{step}"
@@ -247,7 +243,7 @@ def _as_safetensors(folder: Path, step: int, model: nn.Module, optimizer: Any) -
     torch.save(optimizer.state_dict(), place / "optimizer.pt")
 
 
-def _reversed(folder: Path) -> Truth:
+def _reversed(folder):
     """Train a GPT-2 whose optimizer was given its parameters from last to first, beside a true config."""
     import transformers
 
@@ -266,16 +262,16 @@ def _reversed(folder: Path) -> Truth:
     return [names_of(optimizer, model)]
 
 
-def _decayed(rows: list[Any]) -> list[list[Any]]:
+def _decayed(rows):
     return [[one for one in rows if one[1].ndim > 1], [one for one in rows if one[1].ndim < 2]]
 
 
-def _shuffled(rows: list[Any]) -> list[list[Any]]:
+def _shuffled(rows):
     random.shuffle(rows)
     return [rows[:5], rows[5:]]
 
 
-def _by_depth(rows: list[Any]) -> list[list[Any]]:
+def _by_depth(rows):
     """Return a group a layer, the last layer first, each with its own decay."""
     layers: dict[str, list[Any]] = {}
     for row in rows:
@@ -283,18 +279,18 @@ def _by_depth(rows: list[Any]) -> list[list[Any]]:
     return [group for layer in reversed(list(layers.values())) for group in _decayed(layer)]
 
 
-def _half_frozen() -> nn.Module:
+def _half_frozen():
     model = nn.Sequential(*(Block(32) for _ in range(6)))
     for one in list(model)[1::2]:
         one.requires_grad_(False)
     return model
 
 
-def _blocks() -> nn.Module:
+def _blocks():
     return nn.Sequential(*(Block(48) for _ in range(4)))
 
 
-def _sgd(held: Any) -> Any:
+def _sgd(held):
     return torch.optim.SGD(held, lr=0.05, momentum=0.9)
 
 
@@ -316,11 +312,11 @@ PLAIN: Final[Mapping[str, Callable[[Path], Truth]]] = {
 """What writes a run, and returns its truth: the libraries, and loops in PyTorch."""
 
 
-def _last(run: Run) -> Any:
+def _last(run):
     return next(p for p in reversed(run._parsed.values()) if p.slots)
 
 
-def _counted(owners: Mapping[str, str], run: Run, truth: Truth) -> tuple[int, int, int, int]:
+def _counted(owners, run, truth):
     prefixes = ["optimizer.state", *(f"optimizer.{i}.state" for i in range(1, len(truth)))]
     wanted = {
         f"{prefix}.{number}": name
@@ -333,7 +329,7 @@ def _counted(owners: Mapping[str, str], run: Run, truth: Truth) -> tuple[int, in
     return len(held), right, len(held) - right - wrong, wrong
 
 
-def by_values(run: Run) -> dict[str, str]:
+def by_values(run):
     """Return what movement alone attributes."""
     last = _last(run)
     parsed = {step: p.matched(Matching({}, ())) for step, p in run._parsed.items()}
@@ -342,7 +338,7 @@ def by_values(run: Run) -> dict[str, str]:
     return seen.certain
 
 
-def measure(name: str, parent: Path) -> Iterable[Row]:
+def measure(name, parent):
     """Train one kind, and count what is attributed."""
     folder = parent / name
     folder.mkdir()

@@ -1,40 +1,40 @@
 """Small runs on disk, made by hand for the tests of `formats`."""
 
 import json
-from pathlib import Path
+from contextlib import contextmanager
 
 import torch
 from safetensors.torch import save_file
 from torch import nn
 
 
-def small_model(seed: int = 0) -> nn.Module:
+def small_model(seed=0):
     torch.manual_seed(seed)
     return nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 6), nn.Linear(6, 4), nn.BatchNorm1d(4))
 
 
-def train(model: nn.Module, optimizer: torch.optim.Optimizer, n_steps: int = 2) -> None:
+def train(model, optimizer, n_steps=2):
     for _ in range(n_steps):
         optimizer.zero_grad()
         model(torch.randint(0, 10, (8,))).square().sum().backward()
         optimizer.step()
 
 
-def training_state(seed: int = 0, step: int = 5) -> dict:
+def training_state(seed=0, step=5):
     model = small_model(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, betas=(0.8, 0.95), weight_decay=0.1)
     train(model, optimizer)
     return {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
 
 
-def save_run(folder: Path, steps: tuple[int, ...] = (10, 20, 30)) -> Path:
+def save_run(folder, steps=(10, 20, 30)):
     folder.mkdir(exist_ok=True)
     for step in steps:
         torch.save(training_state(step, step), folder / f"ckpt_{step}.pt")
     return folder
 
 
-def save_huggingface(root: Path, steps: tuple[int, ...] = (100, 200), sharded: bool = False) -> Path:
+def save_huggingface(root, steps=(100, 200), sharded=False):
     for step in steps:
         folder = root / f"checkpoint-{step}"
         folder.mkdir(parents=True)
@@ -70,13 +70,33 @@ def save_huggingface(root: Path, steps: tuple[int, ...] = (100, 200), sharded: b
     return root
 
 
-def content_of(folder: Path) -> dict[str, bytes]:
+def content_of(folder):
     """Return the content of every file below a folder, by path."""
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
-def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+def same_bits(a, b):
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
     flat_a, flat_b = (t.contiguous().reshape(-1).view(torch.uint8) for t in (a, b))
     return torch.equal(flat_a, flat_b)
+
+
+class Call:
+    """Pickles as a call of a function with given arguments."""
+
+    def __init__(self, function, *args):
+        self.function, self.args = function, args
+
+    def __reduce__(self):
+        return self.function, self.args
+
+
+@contextmanager
+def without_checksums():
+    """Let `torch.save` leave the checksums of its files out."""
+    torch.serialization.set_crc32_options(False)
+    try:
+        yield
+    finally:
+        torch.serialization.set_crc32_options(True)

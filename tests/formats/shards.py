@@ -1,17 +1,14 @@
 """Distributed checkpoints of several ranks, written by one process with PyTorch's own planner and writer."""
 
 import pickle
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint import FileSystemWriter, SavePlan
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner, create_default_global_save_plan
-from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
-    Metadata,
     MetadataIndex,
     TensorProperties,
 )
@@ -22,15 +19,15 @@ Shard = tuple[int, Sequence[int], Tensor]
 
 
 class _Planner(DefaultSavePlanner):
-    def __init__(self, values: Mapping[tuple[str, tuple[int, ...]], Tensor]) -> None:
+    def __init__(self, values):
         super().__init__()
         self._values = values
 
-    def resolve_data(self, write_item: WriteItem) -> Tensor:
+    def resolve_data(self, write_item):
         return self._values[write_item.index.fqn, tuple(write_item.index.offset)]
 
 
-def _item(name: str, shape: Sequence[int], offsets: Sequence[int], values: Tensor) -> WriteItem:
+def _item(name, shape, offsets, values):
     data = TensorWriteData(
         chunk=ChunkStorageMetadata(torch.Size(offsets), values.shape),
         properties=TensorProperties.create_from_tensor(values),
@@ -40,10 +37,10 @@ def _item(name: str, shape: Sequence[int], offsets: Sequence[int], values: Tenso
 
 
 def save_shards(
-    folder: Path,
-    tensors: Mapping[str, tuple[Sequence[int], Sequence[Shard]]],
-    paths: Mapping[str, tuple[str, ...]] | None = None,
-) -> Path:
+    folder,
+    tensors,
+    paths=None,
+):
     """Write tensors by name, each with the shape of the whole and its shards, as so many ranks would."""
     values = {
         (name, tuple(offsets)): part for name, (_, shards) in tensors.items() for _, offsets, part in shards
@@ -74,15 +71,15 @@ def save_shards(
     return folder
 
 
-def edited(folder: Path) -> Metadata:
+def edited(folder):
     """Return what ``.metadata`` says, to be changed and written again by `rewrite`."""
     return pickle.loads((folder / ".metadata").read_bytes())
 
 
-def rewrite(folder: Path, metadata: Metadata) -> None:
+def rewrite(folder, metadata):
     (folder / ".metadata").write_bytes(pickle.dumps(metadata))
 
 
-def stored(metadata: Metadata, name: str, which: int = 0) -> _StorageInfo:
+def stored(metadata, name, which=0):
     """Return the place of one shard of a tensor."""
     return [info for index, info in metadata.storage_data.items() if index.fqn == name][which]

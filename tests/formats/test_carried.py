@@ -13,22 +13,22 @@ import inshrink_core
 from inshrink_core.errors import DamagedError, InputError
 from inshrink_core.formats import open_run, write_checkpoint
 from inshrink_core.verbs import export, load_state_dict, prune
-from tests.formats.run_builders import same_bits
+from tests.formats.run_builders import Call, same_bits
 
 
-def _quantized(dtype: torch.dtype) -> Tensor:
+def _quantized(dtype):
     with warnings.catch_warnings(action="ignore"):  # PyTorch means to drop them, and loads them still
         return torch.quantize_per_tensor(torch.randn(4, 6), 0.1, 3, dtype)
 
 
-def _by_channel() -> Tensor:
+def _by_channel():
     with warnings.catch_warnings(action="ignore"):
         return torch.quantize_per_channel(
             torch.randn(4, 6), torch.rand(4).double(), torch.arange(4), 0, torch.quint8
         )
 
 
-def _complex() -> Tensor:
+def _complex():
     return torch.randn(3, 5, dtype=torch.complex64)
 
 
@@ -59,7 +59,7 @@ ODD = {
 }
 
 
-def _plain(stored: dict[str, Tensor], like: Tensor) -> Tensor:
+def _plain(stored, like):
     """Return what the parts of ``odd`` are parts of."""
     part = {name.removeprefix("odd."): value for name, value in stored.items() if name.startswith("odd")}
     if like.is_quantized:
@@ -82,7 +82,7 @@ def _plain(stored: dict[str, Tensor], like: Tensor) -> Tensor:
     return made.to_dense()
 
 
-def _dense(tensor: Tensor) -> Tensor:
+def _dense(tensor):
     if tensor.is_quantized:
         zero = tensor.q_zero_point() if tensor.qscheme() is torch.per_tensor_affine else None
         if zero is not None:
@@ -93,7 +93,7 @@ def _dense(tensor: Tensor) -> Tensor:
 
 
 @pytest.fixture(params=ODD)
-def odd(request) -> Tensor:
+def odd(request):
     torch.manual_seed(0)
     with warnings.catch_warnings(action="ignore"):  # the first sparse tensor of a process is "in beta"
         made: Tensor = ODD[request.param]()
@@ -211,16 +211,6 @@ def test_shards_of_their_own_reach_both_formats(tmp_path, make):
     assert same_bits(_dense(found), _dense(odd))
 
 
-class _Built:
-    """Pickles as a call of a function of PyTorch with given arguments."""
-
-    def __init__(self, function: object, *args: object) -> None:
-        self.function, self.args = function, args
-
-    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
-        return self.function, self.args
-
-
 @pytest.mark.parametrize(
     ("layout", "data"),
     [
@@ -232,7 +222,7 @@ class _Built:
     ],
 )
 def test_a_sparse_tensor_that_contradicts_itself_is_damage(tmp_path, layout, data):
-    state = {"w": torch.ones(3), "odd": _Built(torch._utils._rebuild_sparse_tensor, layout, data)}
+    state = {"w": torch.ones(3), "odd": Call(torch._utils._rebuild_sparse_tensor, layout, data)}
     torch.save({"model": state}, tmp_path / "c_1.pt")
     checkpoint = open_run(tmp_path / "c_1.pt")[1]
     for kind in ("torch", "safetensors"):
@@ -245,7 +235,7 @@ def test_a_sparse_tensor_that_contradicts_itself_is_damage(tmp_path, layout, dat
 def test_a_quantized_tensor_larger_than_its_storage_is_damage(tmp_path, size):
     codes = _quantized(torch.qint8)
     args = (codes._typed_storage(), 0, size, (1, 6), (torch.per_tensor_affine, 0.1, 3), False, {})
-    state = {"w": torch.ones(3), "odd": _Built(torch._utils._rebuild_qtensor, *args)}
+    state = {"w": torch.ones(3), "odd": Call(torch._utils._rebuild_qtensor, *args)}
     torch.save({"model": state}, tmp_path / "c_1.pt")
     with pytest.raises(DamagedError, match="odd"):
         write_checkpoint(open_run(tmp_path / "c_1.pt")[1], tmp_path / "out", layout="torch")

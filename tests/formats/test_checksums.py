@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import random
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,11 +15,12 @@ from inshrink_core.formats import open_run
 from inshrink_core.formats.disk import ByteCounter, ReadableFile
 from inshrink_core.formats.torch.zip import read_entries
 from inshrink_core.training.spool import Spool
+from tests.formats.run_builders import without_checksums
 
 N_FLIPS = int(os.environ.get("INSHRINK_ROT_FLIPS", "300"))
 
 
-def state() -> dict:
+def state():
     torch.manual_seed(0)
     shared = torch.randn(60_000)
     return {
@@ -37,12 +37,12 @@ def state() -> dict:
     }
 
 
-def entries(path: Path):
+def entries(path):
     with ReadableFile(path, ByteCounter()) as file:
         return read_entries(file)[0] if read_entries(file)[1] else []
 
 
-def read_everything(path: Path) -> None:
+def read_everything(path):
     """Read what compressing reads: every tensor, and the rest of the file."""
     checkpoint = next(iter(open_run(path).values()))
     for spec in checkpoint.specs:
@@ -51,7 +51,7 @@ def read_everything(path: Path) -> None:
         checkpoint.source.skeleton(file)
 
 
-def flip(path: Path, at: int, bit: int = 0) -> None:
+def flip(path, at, bit=0):
     with path.open("r+b") as file:
         file.seek(at)
         old = file.read(1)[0]
@@ -60,7 +60,7 @@ def flip(path: Path, at: int, bit: int = 0) -> None:
 
 
 @pytest.fixture
-def original(tmp_path) -> Path:
+def original(tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
     torch.save(state(), folder / "step_7.pt")
@@ -139,11 +139,8 @@ def test_a_checkpoint_whose_description_is_rotten_is_no_silent_gap(original, tmp
 
 
 def test_files_without_checksums_are_stored_as_unchecked(tmp_path):
-    torch.serialization.set_crc32_options(False)
-    try:
+    with without_checksums():
         torch.save({"model": {"w": torch.ones(9)}, "step": 1}, tmp_path / "step_1.pt")
-    finally:
-        torch.serialization.set_crc32_options(True)
     report = inshrink_core.compress(tmp_path / "step_1.pt", tmp_path / "t.inshrink")
     assert report.originals.text == "unchecked (torch.save was told to leave them out)"
     save_file({"w": torch.ones(9)}, tmp_path / "step_2.safetensors", metadata={"step": "2"})
@@ -191,11 +188,8 @@ def test_side_files_of_torch_are_checked_too(tmp_path):
 
 
 def test_a_spooled_save_has_checksums_whatever_the_training_told_torch(tmp_path):
-    torch.serialization.set_crc32_options(False)
-    try:
+    with without_checksums():
         save = Spool(tmp_path / "a.spool").put(3, {"checkpoint": {"model": {"w": torch.ones(9)}, "step": 3}})
         assert not torch.serialization.get_crc32_options()
-    finally:
-        torch.serialization.set_crc32_options(True)
     assert entries(save.path)
     assert [found.step for found in Spool(tmp_path / "a.spool").recover()] == [3]

@@ -37,11 +37,11 @@ EXACT = {"codec": "lossless", "optimizer": "exact"}
 
 
 @pytest.fixture
-def path(tmp_path) -> Path:
+def path(tmp_path):
     return tmp_path / "a.inshrink"
 
 
-def trained(step: int):
+def trained(step):
     """Return a state as FSDP's users make it."""
     torch.manual_seed(0)
     model = small_model(0)
@@ -53,19 +53,19 @@ def trained(step: int):
     return {"model": weights, "optim": moments, "train": rest}
 
 
-def save(path: Path, *steps: int, state=trained, **options) -> InshrinkWriter:
+def save(path, *steps, state=trained, **options):
     writer = InshrinkWriter(path, **EXACT, **options)
     for step in steps:
         dcp.save(state(step), storage_writer=writer, checkpoint_id=f"step-{step}", no_dist=True)
     return writer
 
 
-def load(state: dict, **reader) -> dict:
+def load(state, **reader):
     dcp.load(state, storage_reader=InshrinkReader(**reader), no_dist=True)
     return state
 
 
-def flat(state, prefix: str = "") -> dict:
+def flat(state, prefix=""):
     if isinstance(state, dict):
         return {k: v for name, inner in state.items() for k, v in flat(inner, f"{prefix}.{name}").items()}
     if isinstance(state, list):
@@ -73,7 +73,7 @@ def flat(state, prefix: str = "") -> dict:
     return {prefix: state}
 
 
-def same(a, b) -> bool:
+def same(a, b):
     one, other = flat(a), flat(b)
     return one.keys() == other.keys() and all(
         torch.equal(value, other[name]) if torch.is_tensor(value) else value == other[name]
@@ -161,7 +161,7 @@ def test_names_of_megatron_are_weights_and_their_moments(path):
     """What `torch_dist` has: names at the top, moments under ``optimizer.state``, objects with a shard."""
     layer = "decoder.layers.self_attention.linear_qkv.weight"
 
-    def state(step: int) -> OrderedDict:
+    def state(step):
         made = {
             layer: torch.full((2, 12, 4), float(step)),
             "embedding.word_embeddings.weight": torch.ones(8, 4),
@@ -197,7 +197,7 @@ class Strange:
     pass
 
 
-def beside(value) -> dict:
+def beside(value):
     return {"model": {"w": torch.ones(3)}, "loader": value}
 
 

@@ -114,7 +114,7 @@ def test_model_parallel_ranks_have_names_of_their_own(tmp_path):
             assert torch.equal(checkpoint[f"{prefix}{name}@exp_avg"], held["exp_avg"])
 
 
-def trainer(root: Path, step: int, *, stage: int = 1) -> Path:
+def trainer(root, step, *, stage=1):
     """Write a checkpoint as Hugging Face's trainer does with DeepSpeed."""
     module, state = some_state(step)
     folder = root / f"checkpoint-{step}"
@@ -169,7 +169,7 @@ def test_a_damaged_rank_is_named(tmp_path):
     assert "zero_pp_rank_1" in run.unreadable[0].reason
 
 
-def edited(path: Path, edit) -> None:
+def edited(path, edit):
     root = torch.load(path)
     edit(root)
     torch.save(root, path)

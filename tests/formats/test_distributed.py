@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -31,12 +30,12 @@ from tests.formats.shards import edited, rewrite, save_shards, stored
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
 
-def save(folder: Path, state: dict) -> Path:
+def save(folder, state):
     dcp.save(state, checkpoint_id=folder, no_dist=True)
     return folder
 
 
-def trained(seed: int = 0):
+def trained(seed=0):
     model = small_model(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, betas=(0.8, 0.95))
     train(model, optimizer)
@@ -92,7 +91,7 @@ MORE = {
 
 
 @pytest.fixture(scope="module")
-def sharded(tmp_path_factory) -> Path:
+def sharded(tmp_path_factory):
     root = tmp_path_factory.mktemp("sharded")
     for step in (1, 2):
         tensors = {

@@ -18,17 +18,9 @@ from benchmarks.fuzz.targets import named
 from inshrink_core.errors import DamagedError, InshrinkError, UnsafePickleError
 from inshrink_core.formats import open_run, write_checkpoint
 from inshrink_core.formats.torch.pickles import read_pickle
-from tests.formats.run_builders import same_bits
+from tests.formats.run_builders import Call, same_bits
 
 N_MUTANTS = int(os.environ.get("INSHRINK_MUTANTS", "100"))
-
-
-class _Call:
-    def __init__(self, function, *args):
-        self.function, self.args = function, args
-
-    def __reduce__(self):
-        return self.function, self.args
 
 
 def _torch_bytes(state):
@@ -45,7 +37,7 @@ def _zip(path, pickle_bytes, method=zipfile.ZIP_STORED):
 
 
 def test_an_unsafe_pickle_is_refused_with_every_name_it_wanted(tmp_path):
-    state = {"model": {"w": torch.ones(2)}, "a": _Call(os.system, "touch hacked"), "b": [_Call(eval, "1")]}
+    state = {"model": {"w": torch.ones(2)}, "a": Call(os.system, "touch hacked"), "b": [Call(eval, "1")]}
     (tmp_path / "step_1.pt").write_bytes(_torch_bytes(state))
     with pytest.raises(UnsafePickleError) as caught:
         open_run(tmp_path / "step_1.pt")

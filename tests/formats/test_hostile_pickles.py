@@ -18,7 +18,7 @@ MAX_SIGNS = 10_000
 
 
 @pytest.fixture(scope="module")
-def measured() -> dict[str, list]:
+def measured():
     done = subprocess.run(
         [sys.executable, "-m", "tests.formats.hostile_pickles"],
         capture_output=True,

@@ -11,17 +11,17 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import inshrink_core
-from inshrink_core.checkpoint import Checkpoint, TensorRole, twins
+from inshrink_core.checkpoint import TensorRole, twins
 from inshrink_core.errors import NotFoundError
 from inshrink_core.formats import open_run
 
 
-def net(seed: int = 0, width: int = 6) -> nn.Module:
+def net(seed=0, width=6):
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(4, width), nn.BatchNorm1d(width), nn.Linear(width, 3))
 
 
-def trained(model: nn.Module) -> torch.optim.Optimizer:
+def trained(model):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     for _ in range(2):
         optimizer.zero_grad()
@@ -30,7 +30,7 @@ def trained(model: nn.Module) -> torch.optim.Optimizer:
     return optimizer
 
 
-def saved(folder: Path, content: object, name: str = "ckpt_1.pt") -> inshrink_core.formats.Run:
+def saved(folder, content, name="ckpt_1.pt"):
     torch.save(content, folder / name)
     return open_run(folder)
 
@@ -46,7 +46,7 @@ SHADOW = [value.detach() for value in AVERAGE.parameters()]
 N_PARAMETERS = sum(value.numel() for value in MODEL.parameters())
 
 
-def wrapped() -> dict[str, torch.Tensor]:
+def wrapped():
     """Return the state of PyTorch's own average."""
     average = AveragedModel(MODEL, multi_avg_fn=get_ema_multi_avg_fn(0.9))
     average.update_parameters(AVERAGE)
@@ -130,7 +130,7 @@ SEVERAL = {
 }
 
 
-def require(checkpoint: Checkpoint, models: dict[str, dict[str, torch.Tensor]]) -> None:
+def require(checkpoint, models):
     """Require that a checkpoint has these models by name, bit for bit."""
     for which, expected in models.items():
         found = checkpoint.state_dict(which)
@@ -241,13 +241,13 @@ def test_an_ensemble_whose_members_are_all_trained_has_no_average(tmp_path):
     assert saved(tmp_path, averages)[1].n_parameters == N_PARAMETERS
 
 
-def step_folder(root: Path, step: int) -> Path:
+def step_folder(root, step):
     folder = root / f"checkpoint-{step}"
     folder.mkdir(parents=True)
     return folder
 
 
-def save_model(folder: Path, state: dict[str, torch.Tensor], name: str = "model.safetensors") -> None:
+def save_model(folder, state, name="model.safetensors"):
     folder.mkdir(exist_ok=True, parents=True)
     save_file({key: value.contiguous() for key, value in state.items()}, folder / name)
     (folder / "config.json").write_text("{}")

@@ -38,7 +38,7 @@ from inshrink_core.checkpoint import TensorRole
 from inshrink_core.errors import UnsafePickleError
 from inshrink_core.formats import open_run, write_checkpoint
 from inshrink_core.formats.torch.pickles import read_pickle
-from tests.formats.run_builders import same_bits
+from tests.formats.run_builders import Call, same_bits
 
 
 class Mode(enum.Enum):
@@ -54,7 +54,7 @@ class Outer:
     class Inner(enum.Enum):
         ONE = 1
 
-    def method(self) -> None:
+    def method(self):
         """Be a method."""
 
 
@@ -81,11 +81,11 @@ class Width:
 
 
 class Rebuilt:
-    def __reduce__(self) -> tuple[object, tuple[int]]:
+    def __reduce__(self):
         return _rebuild, (1,)
 
 
-def _rebuild(value: int) -> object:
+def _rebuild(value):
     raise AssertionError("executed")
 
 
@@ -172,22 +172,14 @@ def test_all_of_them_beside_a_model_come_back_bit_for_bit(tmp_path):
     assert path.read_bytes() == (tmp_path / "c.pt").read_bytes()
 
 
-class _Call:
-    def __init__(self, function: Callable[..., object], *args: object) -> None:
-        self.function, self.args = function, args
-
-    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
-        return self.function, self.args
-
-
 @pytest.mark.parametrize("protocol", [0, 2, 4])
 @pytest.mark.parametrize(
     "call",
     [
-        *(_Call(os.system, "x"), _Call(eval, "1"), _Call(exec, "1"), _Call(__import__, "os"), _Call(print)),
-        *(_Call(open, "x", "w"), _Call(map, os.system, ["x"]), _Call(functools.reduce, os.system, ["x"])),
-        *(_Call(getattr, _Call(__import__, "os"), "system"), _Call(sys.exit), _Call(torch.load, "x")),
-        *(_Call(torch.hub.load, "x", "y"), _Call(np.load, "x"), _Call(pickle.loads, b"N.")),
+        *(Call(os.system, "x"), Call(eval, "1"), Call(exec, "1"), Call(__import__, "os"), Call(print)),
+        *(Call(open, "x", "w"), Call(map, os.system, ["x"]), Call(functools.reduce, os.system, ["x"])),
+        *(Call(getattr, Call(__import__, "os"), "system"), Call(sys.exit), Call(torch.load, "x")),
+        *(Call(torch.hub.load, "x", "y"), Call(np.load, "x"), Call(pickle.loads, b"N.")),
     ],
     ids=lambda call: call.function.__name__,
 )
@@ -215,7 +207,7 @@ def test_what_a_value_would_do_if_it_were_called_is_refused(program):
 
 
 class Block(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.linear, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
         self.register_buffer("scratch", torch.ones(5), persistent=False)
@@ -224,7 +216,7 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.blocks = nn.ModuleList([Block(), Block()])
         self.head = nn.Linear(4, 4)
@@ -234,7 +226,7 @@ class Net(nn.Module):
 
 
 class Agent:
-    def __init__(self, net: nn.Module) -> None:
+    def __init__(self, net):
         self.net, self.settings = net, {"a": 1}
 
 

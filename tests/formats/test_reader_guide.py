@@ -2,7 +2,6 @@
 
 import json
 import tomllib
-from pathlib import Path
 
 import pytest
 
@@ -11,7 +10,7 @@ from tests.guides import ROOT, blocks, install, keeps_its_suite, python
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory) -> Path:
+def site(tmp_path_factory):
     """Return a folder in which the guide's package is installed, its suite beside it."""
     return install("reader", tmp_path_factory.mktemp("site"), "raw_layout.py", "test_raw_layout.py")
 

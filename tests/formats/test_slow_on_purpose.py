@@ -7,8 +7,7 @@ import pickle
 import resource
 import struct
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -26,7 +25,7 @@ _MAX_KB = 1_000_000
 
 
 @pytest.fixture(autouse=True)
-def within_bounds() -> Iterator[None]:
+def within_bounds():
     """Seconds of the processor, not of a clock: the machine may be busy."""
     begun, before = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     yield
@@ -34,12 +33,12 @@ def within_bounds() -> Iterator[None]:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < _MAX_KB
 
 
-def safetensors(path: Path, header: bytes, n_bytes: int = 0) -> Path:
+def safetensors(path, header, n_bytes=0):
     path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(n_bytes))
     return path
 
 
-def scalars(n_tensors: int) -> bytes:
+def scalars(n_tensors):
     entries = (f'"t{i}":{{"dtype":"U8","shape":[1],"data_offsets":[{i},{i + 1}]}}' for i in range(n_tensors))
     return ("{" + ",".join(entries) + "}").encode()
 

@@ -10,7 +10,7 @@ import inshrink_core
 from inshrink_core.checkpoint import LayerType, TensorRole
 from inshrink_core.errors import DamagedError, InputError
 from inshrink_core.formats import open_run, write_checkpoint
-from tests.formats.run_builders import same_bits, small_model, train, training_state
+from tests.formats.run_builders import same_bits, small_model, train, training_state, without_checksums
 
 
 def _only(path):
@@ -99,11 +99,8 @@ def test_changed_values_give_a_file_whose_checksums_hold(tmp_path):
 
 
 def test_a_file_without_checksums_restores_bit_for_bit(tmp_path):
-    torch.serialization.set_crc32_options(False)
-    try:
+    with without_checksums():
         torch.save(training_state(), tmp_path / "step_5.pt")
-    finally:
-        torch.serialization.set_crc32_options(True)
     _round_trip(tmp_path / "step_5.pt", tmp_path)
 
 

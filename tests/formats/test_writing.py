@@ -4,7 +4,6 @@ import errno
 import json
 import os
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -35,7 +34,7 @@ class MemorySource:
         return self.files[layout.path]
 
 
-def _opaque(name: str, content: bytes = b"abc") -> Checkpoint:
+def _opaque(name, content=b"abc"):
     layout = FileLayout(path=name, nbytes=len(content), kind="opaque")
     return Checkpoint(step=1, specs=(), source=MemorySource({}, {name: content}), files=(layout,))
 
@@ -45,7 +44,7 @@ def checkpoint(tmp_path):
     return open_run(save_run(tmp_path / "run", (10,)))[10]
 
 
-def _files_below(folder: Path) -> list[Path]:
+def _files_below(folder):
     return [path for path in folder.rglob("*") if path.is_file()]
 
 
@@ -199,7 +198,7 @@ def test_layouts_that_cannot_be_are_told(tmp_path, checkpoint):
     assert not (tmp_path / "out").exists()
 
 
-def _safetensors(path: Path, tensors: dict[str, tuple[str, list[int], bytes]]) -> None:
+def _safetensors(path, tensors):
     header, data = {}, b""
     for name, (dtype, shape, held) in tensors.items():
         span = [len(data), len(data) + len(held)]

@@ -1,12 +1,8 @@
 """Readers with a defect each, which the fuzzer has to find and to name rightly."""
 
-from __future__ import annotations
-
 import os
-import random
 import signal
 import struct
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -28,17 +24,17 @@ class Planted:
         What happens then; None is a reader without a defect.
     """
 
-    def __init__(self, defect: str | None) -> None:
+    def __init__(self, defect):
         self.name = f"planted-{defect}"
         self._defect = defect
 
-    def seeds(self) -> Sequence[bytes]:
+    def seeds(self):
         return [SOUND]
 
-    def mutate(self, rng: random.Random) -> bytes:
+    def mutate(self, rng):
         return mutate_bytes(rng, SOUND)
 
-    def execute(self, data: bytes) -> str | None:
+    def execute(self, data):
         if data[:_MAGIC_NBYTES] != SOUND[:_MAGIC_NBYTES] or len(data) <= _VERSION_AT:
             raise DamagedError("no magic")
         if data[_VERSION_AT] != 1 and self._defect is not None:
@@ -47,27 +43,27 @@ class Planted:
             raise DamagedError("something else is wrong")
         return "same"
 
-    def _key_error(self, data: bytes) -> None:
+    def _key_error(self, data):
         _ = {1: "one"}[data[_VERSION_AT]]
 
-    def _wrong_value(self, data: bytes) -> None:
+    def _wrong_value(self, data):
         raise BrokenPromiseError("the value is the one that was written", repr(data[:9]))
 
-    def _allocation(self, data: bytes) -> None:
+    def _allocation(self, data):
         # 4 GiB that are never touched: the resident memory would not tell.
         _ = np.empty(1 << 32, dtype=np.uint8)
 
-    def _loop(self, data: bytes) -> None:
+    def _loop(self, data):
         while True:
             pass
 
-    def _segfault(self, data: bytes) -> None:
+    def _segfault(self, data):
         os.kill(os.getpid(), signal.SIGSEGV)
 
-    def _long(self, data: bytes) -> None:
+    def _long(self, data):
         raise _VerboseError("too much")
 
-    def _disk(self, data: bytes) -> None:
+    def _disk(self, data):
         from benchmarks.fuzz import scratch
 
         with (scratch.fresh("disk") / "hole").open("wb") as file:
@@ -80,5 +76,5 @@ class Planted:
 class _VerboseError(DamagedError):
     """An error of ours that says more than a screen holds, past the bounds of its parts."""
 
-    def __str__(self) -> str:
+    def __str__(self):
         return "x" * 5000

@@ -3,9 +3,6 @@
 The files lie in ``corpus/TARGET/NAME``, written by ``python -m benchmarks.fuzz --save``.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,7 +17,7 @@ INPUTS = sorted(path for path in CORPUS.rglob("*") if path.is_file() and path.na
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _scratch() -> Iterator[None]:
+def _scratch():
     yield
     scratch.remove()
 

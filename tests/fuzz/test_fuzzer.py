@@ -1,11 +1,7 @@
 """A fuzzer that does not find planted defects is worth nothing."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
-from collections.abc import Iterator
-from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -30,12 +26,12 @@ LIMITS = Limits(cpu_seconds=1.0, wall_seconds=2.0)
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _scratch() -> Iterator[None]:
+def _scratch():
     yield
     scratch.remove()
 
 
-def _attacked(target: object, cases: int, limits: Limits = LIMITS) -> Campaign:
+def _attacked(target, cases, limits=LIMITS):
     return Fuzzer([target], seed=1, limits=limits, workers=1).run(None, cases)
 
 
@@ -158,7 +154,7 @@ def test_every_target_makes_the_same_case_whenever_asked_and_accepts_what_is_sou
         assert len(set(first)) == len(first)
 
 
-def test_the_command_counts_replays_and_saves_what_it_finds(tmp_path: Path, capsys):
+def test_the_command_counts_replays_and_saves_what_it_finds(tmp_path, capsys):
     with mock.patch.object(program, "named", return_value=[Planted("key_error")]):
         code = program.main(["--cases", "40", "--workers", "1", "--save", str(tmp_path)])
         output = capsys.readouterr().out

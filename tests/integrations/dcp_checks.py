@@ -2,7 +2,6 @@
 
 import math
 import time
-from pathlib import Path
 
 import dcp_ranks as ranks
 import pytest
@@ -22,12 +21,12 @@ from inshrink_core.integrations.dcp import InshrinkWriter
 WIDTH, BOUND, STEPS = 64, 0.0005, (5, 10, 15, 20, 25)
 
 
-def network() -> nn.Sequential:
+def network():
     """Return the model of `Training`, whole."""
     return nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, 3), nn.BatchNorm1d(3))
 
 
-def samples(n: int = 32) -> tuple[torch.Tensor, torch.Tensor]:
+def samples(n=32):
     inputs = torch.randn(n, WIDTH, generator=torch.Generator().manual_seed(99))
     return inputs, inputs[:, :3].argmax(1)
 
@@ -50,7 +49,7 @@ def check_of_share(model):
     return answer(model, *(item.chunk(world)[rank] for item in samples()))
 
 
-def train(archive: Path, stored: Path, options: dict, replicas: bool = False, asked=check) -> None:
+def train(archive, stored, options, replicas=False, asked=check):
     """Save under a check; the model is as it was after each save."""
     mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("copies", "rows")) if replicas else None
     training = ranks.Training(width=WIDTH)
@@ -71,7 +70,7 @@ def train(archive: Path, stored: Path, options: dict, replicas: bool = False, as
 class Copies(ranks.Training):
     """The same training, of which both ranks hold all."""
 
-    def __init__(self, mesh: DeviceMesh) -> None:
+    def __init__(self, mesh):
         from torch.distributed.fsdp import fully_shard
 
         torch.manual_seed(0)
@@ -80,7 +79,7 @@ class Copies(ranks.Training):
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
 
 
-def fail(folder: Path) -> None:
+def fail(folder):
     """Save while the check fails on one rank, in one way after the other."""
     rank, archive = dist.get_rank(), folder / "a"
     how = ["not at all"]
@@ -106,7 +105,7 @@ def fail(folder: Path) -> None:
     training.train(2)
     state, before = training.state(), training.whole()
 
-    def refused(words: str, saves=writer, kind: type = CheckpointException) -> None:
+    def refused(words, saves=writer, kind=CheckpointException):
         with pytest.raises(kind, match=words) as caught:
             ranks.save(state, saves, 2)
         if kind is CheckpointException:
@@ -141,7 +140,7 @@ def fail(folder: Path) -> None:
     assert Archive.open(archive).steps == (1, 2)
 
 
-def not_finite(archive: Path) -> None:
+def not_finite(archive):
     """Save where one rank finds that nothing but the original gives a finite number."""
     training = ranks.Training(width=WIDTH)
     originals = []

@@ -5,15 +5,13 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
 from inshrink_core.errors import ConflictError, InputError
@@ -25,12 +23,12 @@ VALUES = torch.arange(16.0)
 class Saves:
     """The saves of one archive, of rising steps; each holds `VALUES` times its step."""
 
-    def __init__(self, archive: Path, group=None, mesh: DeviceMesh | None = None, **options) -> None:
+    def __init__(self, archive, group=None, mesh=None, **options):
         self._step, self._mesh = 0, mesh
         self._options = {"process_group": group, "no_dist": options.get("no_dist", False)}
         self.writer = InshrinkWriter(archive, codec="lossless", **{"timeout": 60, **self._options, **options})
 
-    def _next(self) -> tuple[dict, dict]:
+    def _next(self):
         self._step += 1
         values = VALUES * self._step
         if self._mesh is not None:  # without communication: some ranks come later
@@ -42,7 +40,7 @@ class Saves:
         options = {"storage_writer": self.writer, "checkpoint_id": f"step-{self._step}", **self._options}
         return {"model": {"w": values}}, options
 
-    def save(self, **more) -> None:
+    def save(self, **more):
         state, options = self._next()
         dcp.save(state, **options, **more)
 
@@ -51,7 +49,7 @@ class Saves:
         return dcp.async_save(state, **options)
 
 
-def save_among_groups(folder: Path) -> None:
+def save_among_groups(folder):
     """Save on four ranks, between things that some of them do without the others."""
     rank = dist.get_rank()
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("rows", "columns"))
@@ -111,7 +109,7 @@ def save_among_groups(folder: Path) -> None:
 class Acts(dcp.DefaultSavePlanner):
     """A planner that does something before it gives what a rank writes."""
 
-    def __init__(self, act: Callable[[], None]) -> None:
+    def __init__(self, act):
         super().__init__()
         self._act = act
 
@@ -120,13 +118,13 @@ class Acts(dcp.DefaultSavePlanner):
         return super().resolve_data(write_item)
 
 
-def missing(error: BaseException) -> set[str]:
+def missing(error):
     """Return the ranks that a message says are missing."""
     found = re.findall(r"((?:rank \d+(?:, )?)+) (?:did not come to|stopped answering in) ", str(error))
     return set(found)
 
 
-def refuse(saves: Saves, match: str, **options) -> BaseException:
+def refuse(saves, match, **options):
     """Save, and return the failure of this rank, which must be a conflict."""
     with pytest.raises((CheckpointException, ConflictError)) as caught:
         saves.save(**options)
@@ -138,7 +136,7 @@ def refuse(saves: Saves, match: str, **options) -> BaseException:
     return error
 
 
-def miss_a_rank(folder: Path) -> None:
+def miss_a_rank(folder):
     """Save on three ranks, one of which is missing, in one way after the other; then all save."""
     rank = dist.get_rank()
     saves = Saves(folder / "a", timeout=60)
@@ -186,7 +184,7 @@ def _no_interface(*args):
     raise RuntimeError("no interface")
 
 
-def end_within_a_save(folder: Path, waits: bool) -> None:
+def end_within_a_save(folder, waits):
     """Save on three ranks, of which one ends; the log says which, for DCP's own exchange fails, too."""
     rank, lines = dist.get_rank(), []
     handler = logging.Handler()
@@ -195,7 +193,7 @@ def end_within_a_save(folder: Path, waits: bool) -> None:
     saves = Saves(folder / "a", mesh=init_device_mesh("cpu", (3,)))
     saves.save()
 
-    def act() -> None:
+    def act():
         if rank == 1 and waits:
             threading.Timer(0.5, os._exit, (0,)).start()
         elif rank == 1:
@@ -210,7 +208,7 @@ def end_within_a_save(folder: Path, waits: bool) -> None:
     os._exit(0)  # no barrier is left that all ranks come to
 
 
-def save_outside_of_the_group(folder: Path) -> None:
+def save_outside_of_the_group(folder):
     """Save on a rank that is not in the writer's group."""
     group = dist.new_group([0])
     saves = Saves(folder / "a", group)

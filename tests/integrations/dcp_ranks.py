@@ -4,8 +4,6 @@ import os
 import signal
 import time
 import warnings
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -43,7 +41,7 @@ _PRELOADED = (
 )
 
 
-def _rank(rank: int, world: int, store: Path, function: Callable, arguments: tuple) -> None:
+def _rank(rank, world, store, function, arguments):
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     os.environ["LOCAL_WORLD_SIZE"] = str(world)
@@ -53,7 +51,7 @@ def _rank(rank: int, world: int, store: Path, function: Callable, arguments: tup
     dist.destroy_process_group()
 
 
-def on_ranks(world: int, folder: Path, function: Callable, *arguments) -> None:
+def on_ranks(world, folder, function, *arguments):
     """Run a function on ranks that see each other; raises what one of them raised, and ends the others."""
     store = folder / f"store-{len(list(folder.glob('store-*')))}"
     context = torch.multiprocessing.get_context("forkserver")
@@ -66,7 +64,7 @@ def on_ranks(world: int, folder: Path, function: Callable, *arguments) -> None:
 class Training:
     """A model with its optimizer, sharded over a mesh; what a batch holds depends on the step alone."""
 
-    def __init__(self, mesh=None, width: int = WIDTH) -> None:
+    def __init__(self, mesh=None, width=WIDTH):
         from torch.distributed.fsdp import fully_shard
 
         torch.manual_seed(0)
@@ -84,7 +82,7 @@ class Training:
         fully_shard(self.model, mesh=mesh)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
 
-    def train(self, step: int) -> None:
+    def train(self, step):
         """Train up to a step."""
         while self.step < step:
             self.step += 1
@@ -94,12 +92,12 @@ class Training:
             self.optimizer.step()
             self.optimizer.zero_grad()
 
-    def state(self) -> dict:
+    def state(self):
         weights, moments = get_state_dict(self.model, self.optimizer)
         # Not in the order of an archive:
         return {"optim": moments, "model": weights, "step": self.step, "name": "run"}
 
-    def load(self, **options) -> None:
+    def load(self, **options):
         state = self.state()
         dcp.load(state, **options)
         set_state_dict(
@@ -107,11 +105,11 @@ class Training:
         )
         self.step = state["step"]
 
-    def whole(self) -> dict:
+    def whole(self):
         """Return every tensor of the state, whole, by name."""
         found = {}
 
-        def walk(name: str, value) -> None:
+        def walk(name, value):
             if isinstance(value, dict):
                 for key, inner in value.items():
                     walk(f"{name}.{key}" if name else str(key), inner)
@@ -122,21 +120,21 @@ class Training:
         return found
 
 
-def same(a: dict, b: dict) -> bool:
+def same(a, b):
     """Whether states are equal, bit for bit."""
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-def save(state: dict, writer: InshrinkWriter, step: int, **options) -> None:
+def save(state, writer, step, **options):
     dcp.save(state, storage_writer=writer, checkpoint_id=f"step-{step}", **options)
 
 
-def keep(whole: dict, path: Path) -> None:
+def keep(whole, path):
     if dist.get_rank() == 0:
         torch.save(whole, path)
 
 
-def train(archive: Path, steps: tuple[int, ...], load: int | None, grid: bool, stored: Path) -> None:
+def train(archive, steps, load, grid, stored):
     """Train and save, from a step of the archive on; what is loaded must be what was kept."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("rows", "columns")) if grid else None
     training = Training(mesh)
@@ -151,14 +149,14 @@ def train(archive: Path, steps: tuple[int, ...], load: int | None, grid: bool, s
         keep(training.whole(), stored / f"{step}.pt")
 
 
-def load_folders(folder: Path, stored: Path, steps: tuple[int, ...]) -> None:
+def load_folders(folder, stored, steps):
     training = Training()
     for step in steps:
         training.load(checkpoint_id=folder / f"checkpoint-{step}")
         assert same(training.whole(), torch.load(stored / f"{step}.pt"))
 
 
-def train_on(archive: Path, last: int, stored: Path, kill: tuple[str, int] | None = None) -> None:
+def train_on(archive, last, stored, kill=None):
     """Train on from the last step of the archive, saving each; a rank may be killed at its second save."""
     training, resumed = Training(width=SMALL), is_archive(archive)
     if resumed:
@@ -172,7 +170,7 @@ def train_on(archive: Path, last: int, stored: Path, kill: tuple[str, int] | Non
     keep(training.whole(), stored)
 
 
-def with_environment(variables: dict[str, str], mortal: Path | None, function: Callable, *arguments) -> None:
+def with_environment(variables, mortal, function, *arguments):
     """Call a function with variables that the parent of all ranks did not have; say who is to be killed."""
     os.environ.update(variables)
     if mortal is not None:
@@ -196,7 +194,7 @@ POINTS = {
 """Of the protocol: what is called there, and whether a rank is killed before it or after."""
 
 
-def _die_at(point: str) -> None:
+def _die_at(point):
     owner, name, before = POINTS[point]
     called = getattr(owner, name)
 
@@ -208,19 +206,19 @@ def _die_at(point: str) -> None:
     setattr(owner, name, dies)
 
 
-def differ(folder: Path) -> None:
+def differ(folder):
     """Save what no save may be, on two ranks; after each, all is as before, and a save goes on."""
     rank, archive = dist.get_rank(), folder / "a"
     mesh = init_device_mesh("cpu", (2,))
 
-    def state(seed: int, rows: int = 64, dtype=torch.float32) -> dict:
+    def state(seed, rows=64, dtype=torch.float32):
         torch.manual_seed(seed)
         return {"model": {"weight": distribute_tensor(torch.randn(rows, 8).to(dtype), mesh, [Shard(0)])}}
 
     writer = InshrinkWriter(archive, **EXACT)
     save(state(1), writer, 1)
 
-    def refused(words: str, act, kind: type = CheckpointException) -> None:
+    def refused(words, act, kind=CheckpointException):
         with pytest.raises(kind, match=words):
             act()
         assert Archive.open(archive).steps == tuple(done), words
@@ -263,7 +261,7 @@ def _fails(*args, **options):
     raise RuntimeError("out of luck")
 
 
-def save_aside(folder: Path) -> None:
+def save_aside(folder):
     """Save as `save` does, on a thread and in a process, and beside an optimizer that is dropped."""
     training = Training(width=SMALL)
     kinds = {"sync": None, "thread": AsyncCheckpointerType.THREAD, "process": AsyncCheckpointerType.PROCESS}
@@ -281,7 +279,7 @@ def save_aside(folder: Path) -> None:
     keep(training.whole(), folder / "whole.pt")
 
 
-def save_behind(archive: str, gate: Path, stored: Path) -> None:
+def save_behind(archive, gate, stored):
     """Train on while the store takes no part of a save; then it does, and that step is there."""
     training, group = Training(width=SMALL), dist.new_group(backend="gloo")
     writer = InshrinkWriter(archive, **EXACT, process_group=group)
@@ -311,7 +309,7 @@ def save_behind(archive: str, gate: Path, stored: Path) -> None:
     keep(expected, stored)
 
 
-def save_aligned(folder: Path, settings: dict[str, dict]) -> None:
+def save_aligned(folder, settings):
     """Save a tensor with each of the settings, into archives of their names.
 
     Its shards are whole cells on 1, 2 and 4 ranks; it moves in few directions. On 2 another session
@@ -322,7 +320,7 @@ def save_aligned(folder: Path, settings: dict[str, dict]) -> None:
         _save_aligned(mesh, folder / name, {**how, "optimizer": "compressed"})
 
 
-def _save_aligned(mesh, archive: Path, how: dict) -> None:
+def _save_aligned(mesh, archive, how):
     writer = InshrinkWriter(archive, **how)
     generator = torch.Generator().manual_seed(0)
     directions = torch.randn(8, 512, generator=generator) / 3
@@ -348,7 +346,7 @@ def _save_aligned(mesh, archive: Path, how: dict) -> None:
         save({"model": sharded[0], "optim": {"state": state, "param_groups": groups}}, writer, step)
 
 
-def save_apart(folder: Path) -> None:
+def save_apart(folder):
     """Save on two ranks of three, and on the other one alone."""
     rank = dist.get_rank()
     group, mesh = dist.new_group([1, 2]), DeviceMesh("cpu", [1, 2])
@@ -367,7 +365,7 @@ def save_apart(folder: Path) -> None:
             save(state, both, step, process_group=group)
 
 
-def save_small(archive: str, steps: tuple[int, ...]) -> None:
+def save_small(archive, steps):
     """Save a few numbers a step, from the last step of the archive on."""
     last = Archive.open(archive).steps[-1:] if is_archive(archive) else ()
     writer = InshrinkWriter(archive, **EXACT, resumed_from=last[0] if last else None)
@@ -375,13 +373,13 @@ def save_small(archive: str, steps: tuple[int, ...]) -> None:
         save({"model": {"weight": torch.arange(64.0) * step}}, writer, step)
 
 
-def _of_two_ranks(step: int) -> dict:
+def _of_two_ranks(step):
     torch.manual_seed(step)
     mesh = init_device_mesh("cpu", (2,))
     return {"model": {"weight": distribute_tensor(torch.randn(64, 8), mesh, [Shard(0)])}}
 
 
-def overtaken(archive: str) -> None:
+def overtaken(archive):
     """Save while another training lists a frame: the save fails on every rank, and so does each after it."""
     writer = InshrinkWriter(archive, **EXACT)
     save(_of_two_ranks(1), writer, 1)
@@ -401,7 +399,7 @@ def overtaken(archive: str) -> None:
         save(_of_two_ranks(3), writer, 3)
 
 
-def fail_once(archive: str) -> None:
+def fail_once(archive):
     """Save while one part cannot be uploaded."""
     from datetime import timedelta
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import ray
 
 
-def main(page: Path, folder: Path) -> None:
+def main(page, folder):
     spec = importlib.util.spec_from_file_location("page", page)
     training = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(training)

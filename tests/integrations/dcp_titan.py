@@ -16,20 +16,20 @@ from torchtitan.components.optimizer import LRSchedulersContainer, default_adamw
 class Progress:
     """How far training is, as torchtitan's trainer keeps it."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.step = 0
 
-    def state_dict(self) -> dict:
+    def state_dict(self):
         return {"step": torch.tensor(self.step)}
 
-    def load_state_dict(self, state: dict) -> None:
+    def load_state_dict(self, state):
         self.step = int(state["step"])
 
 
 class Run:
     """A small model with torchtitan's optimizers, learning rates and checkpoint manager."""
 
-    def __init__(self, manager: type, folder: Path, mode: str) -> None:
+    def __init__(self, manager, folder, mode):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 4))
         fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
@@ -49,7 +49,7 @@ class Run:
             base_folder=str(folder),
         )
 
-    def train(self, last: int) -> dict:
+    def train(self, last):
         """Train as torchtitan's trainer does, and return the weights and moments."""
         self.manager.load(step=-1)
         while self.progress.step < last:
@@ -71,7 +71,7 @@ class Run:
         }
 
 
-def main(folder: Path, page: Path, mode: str) -> None:
+def main(folder, page, mode):
     dist.init_process_group("gloo")
     spec = importlib.util.spec_from_file_location("page", page)
     names = importlib.util.module_from_spec(spec)

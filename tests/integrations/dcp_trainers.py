@@ -12,11 +12,11 @@ from inshrink_core.integrations.dcp import InshrinkReader, InshrinkWriter
 EXACT = {"codec": "lossless", "optimizer": "exact"}
 
 
-def whole(weights: dict) -> dict:
+def whole(weights):
     return {name: getattr(item, "full_tensor", item.clone)() for name, item in weights.items()}
 
 
-def with_lightning(folder: Path, page: str) -> None:
+def with_lightning(folder, page):
     """Train with the callback of the page, and load what it saved into the trained model again."""
     import lightning.pytorch as pl
     from lightning.pytorch.strategies import ModelParallelStrategy
@@ -45,7 +45,7 @@ def with_lightning(folder: Path, page: str) -> None:
     torch.save((expected, whole(state["model"])), folder / f"{trainer.global_rank}.pt")
 
 
-def with_accelerate(folder: Path) -> None:
+def with_accelerate(folder):
     """Save what accelerate has prepared, train on, go back, and train on again: the same."""
     from accelerate import Accelerator
 
@@ -55,7 +55,7 @@ def with_accelerate(folder: Path) -> None:
     model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=0.01))
     writer = InshrinkWriter(folder / "a", **EXACT)
 
-    def train(steps: range) -> dict:
+    def train(steps):
         for step in steps:
             batch = torch.randn(4, 8, generator=torch.Generator().manual_seed(step))
             accelerator.backward(model(batch).square().mean())
@@ -63,7 +63,7 @@ def with_accelerate(folder: Path) -> None:
             optimizer.zero_grad()
         return whole(get_state_dict(model, optimizer)[0])
 
-    def state() -> dict:
+    def state():
         weights, moments = get_state_dict(model, optimizer)
         return {"model": weights, "optim": moments}
 

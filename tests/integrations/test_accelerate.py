@@ -34,7 +34,7 @@ def train(accelerator, model, optimizer, n_steps):
     return {name: value.clone() for name, value in model.state_dict().items()}
 
 
-def test_a_state_that_cannot_be_written_never_stops_the_training(tmp_path: Path, monkeypatch):
+def test_a_state_that_cannot_be_written_never_stops_the_training(tmp_path, monkeypatch):
     accelerator, *_ = prepared()
 
     def refuse(*args, **kwargs):
@@ -46,7 +46,7 @@ def test_a_state_that_cannot_be_written_never_stops_the_training(tmp_path: Path,
         assert list(saver.failures) == [1]
 
 
-def test_the_program_of_the_page_runs(tmp_path: Path, monkeypatch):
+def test_the_program_of_the_page_runs(tmp_path, monkeypatch):
     page = (Path(__file__).parents[2] / "docs" / "integrations" / "accelerate.md").read_text()
     (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[:1]
     monkeypatch.chdir(tmp_path)

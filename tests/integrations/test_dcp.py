@@ -17,7 +17,7 @@ from inshrink_core.chain import Archive
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(300)]
 
 
-def blocks(path: Path, step: int) -> dict:
+def blocks(path, step):
     """Return the bytes of every block of a step, by key."""
     archive = Archive.open(path)
     frame = archive.frame(archive.reader.find(step))

@@ -19,14 +19,14 @@ from inshrink_core.training.check import ModelEvaluator
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(300)]
 
 
-def said(path: Path) -> list:
+def said(path):
     """Return what each frame says of its settings and quality."""
     archive = Archive.open(path)
     metas = [archive.frame(info).meta for info in archive.frames]
     return [(meta["config"], meta[QUALITY]["how"]) for meta in metas]
 
 
-def costs(path: Path, stored: Path) -> list:
+def costs(path, stored):
     """Return what a restore of each step costs, measured anew, of the whole model."""
     archive, evaluator = Archive.open(path), ModelEvaluator(checks.network().eval(), checks.check)
     found = []
@@ -38,7 +38,7 @@ def costs(path: Path, stored: Path) -> list:
     return found
 
 
-def saved(folder: Path, name: str, world: int, *arguments, **options) -> Path:
+def saved(folder, name, world, *arguments, **options):
     options = {"max_restore_cost": checks.BOUND, **options}
     on_ranks(world, folder, checks.train, folder / name, folder, options, *arguments)
     return folder / name

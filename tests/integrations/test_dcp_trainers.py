@@ -18,12 +18,12 @@ SCRIPT = Path(__file__).with_name("dcp_trainers.py")
 PAGE = Path(__file__).parents[2] / "docs" / "integrations" / "dcp.md"
 
 
-def same(path: Path) -> bool:
+def same(path):
     expected, found = torch.load(path)
     return expected.keys() == found.keys() and all(torch.equal(expected[n], found[n]) for n in expected)
 
 
-def of_page(title: str, folder: Path, old: str, new: str) -> Path:
+def of_page(title, folder, old, new):
     """Write the code of a block of the page, with something changed."""
     block = re.search(rf'```python title="{title}"\n(.*?)```', PAGE.read_text(), re.DOTALL)[1]
     text = "\n".join(line[2:] for line in block.splitlines())

@@ -67,7 +67,7 @@ def loader():
     return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(rows), batch_size=4)
 
 
-def trainer(folder: Path, plugins, epochs: int, strategy="auto", **options) -> pl.Trainer:
+def trainer(folder, plugins, epochs, strategy="auto", **options):
     options = {"save_top_k": 1, "monitor": "loss", "save_last": "link"} | options
     keeper = ModelCheckpoint(dirpath=folder, filename="{step}", **options)
     return pl.Trainer(
@@ -83,17 +83,17 @@ def trainer(folder: Path, plugins, epochs: int, strategy="auto", **options) -> p
     )
 
 
-def fit(folder: Path, plugins, epochs: int, net=None, resume=None, **options):
+def fit(folder, plugins, epochs, net=None, resume=None, **options):
     net = net or Net()
     trainer(folder, plugins, epochs, **options).fit(net, loader(), ckpt_path=resume, weights_only=False)
     return {name: value.clone() for name, value in net.state_dict().items()}
 
 
-def same(a, b) -> bool:
+def same(a, b):
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-def test_a_last_checkpoint_of_the_same_step_points_to_the_same_frame(tmp_path: Path):
+def test_a_last_checkpoint_of_the_same_step_points_to_the_same_frame(tmp_path):
     plugin = InshrinkCheckpointIO(tmp_path / "run.inshrink", **EXACT)
     fit(tmp_path / "ours", [plugin], 2, save_last=True)
     plugin.close(strict=True)
@@ -103,7 +103,7 @@ def test_a_last_checkpoint_of_the_same_step_points_to_the_same_frame(tmp_path: P
     assert same(last["state_dict"], step["state_dict"])
 
 
-def test_hyperparameters_that_are_objects_come_back_and_only_when_trusted(tmp_path: Path):
+def test_hyperparameters_that_are_objects_come_back_and_only_when_trusted(tmp_path):
     plugin = InshrinkCheckpointIO(tmp_path / "run.inshrink", **EXACT)
     net = Net(Sizes(3), tmp_path)
     weights = fit(tmp_path / "ours", [plugin], 1, net=net)
@@ -125,7 +125,7 @@ def in_processes(monkeypatch):
         monkeypatch.delenv(name)
 
 
-def threads() -> list[str]:
+def threads():
     return [
         entry.name for entry in threading.enumerate() if entry.name.startswith(("inshrink", "ThreadPool"))
     ]
@@ -136,9 +136,7 @@ def threads() -> list[str]:
     ("strategy", "wrap"),
     [("ddp_fork", lambda plugin: plugin), ("ddp_fork", AsyncCheckpointIO), ("ddp_spawn", AsyncCheckpointIO)],
 )
-def test_trainings_in_processes_of_their_own_are_archived_and_resumed(
-    tmp_path: Path, in_processes, strategy, wrap
-):
+def test_trainings_in_processes_of_their_own_are_archived_and_resumed(tmp_path, in_processes, strategy, wrap):
     options = {"strategy": strategy, "save_last": True}
     with InshrinkCheckpointIO(tmp_path / "run.inshrink", **EXACT) as plugin:
         fit(tmp_path / "ours", [wrap(plugin)], 2, **options)
@@ -152,7 +150,7 @@ def test_trainings_in_processes_of_their_own_are_archived_and_resumed(
 
 
 @pytest.mark.parametrize("strategy", ["ddp_spawn", "ddp_fork"])
-def test_failures_of_a_training_in_processes_of_its_own_are_reported(tmp_path: Path, in_processes, strategy):
+def test_failures_of_a_training_in_processes_of_its_own_are_reported(tmp_path, in_processes, strategy):
     plugin = InshrinkCheckpointIO(tmp_path / "run.inshrink", **EXACT)
     with Saver(tmp_path / "run.inshrink", **EXACT):
         fit(tmp_path / "ours", [plugin], 1, strategy=strategy)
@@ -168,7 +166,7 @@ class Failing(Net):
             raise ZeroDivisionError
 
 
-def test_what_a_process_that_failed_had_saved_is_archived(tmp_path: Path, in_processes):
+def test_what_a_process_that_failed_had_saved_is_archived(tmp_path, in_processes):
     plugin = InshrinkCheckpointIO(tmp_path / "run.inshrink", **EXACT)
     with pytest.raises(Exception, match="ZeroDivisionError"):
         fit(tmp_path / "ours", [plugin], 3, net=Failing(), strategy="ddp_fork")
@@ -177,7 +175,7 @@ def test_what_a_process_that_failed_had_saved_is_archived(tmp_path: Path, in_pro
 
 
 @pytest.mark.parametrize("wrap", [lambda plugin: plugin, AsyncCheckpointIO])
-def test_what_saves_nothing_leaves_neither_a_thread_nor_a_lock(tmp_path: Path, wrap):
+def test_what_saves_nothing_leaves_neither_a_thread_nor_a_lock(tmp_path, wrap):
     archive = tmp_path / "run.inshrink"
     fit(tmp_path / "ours", [InshrinkCheckpointIO(archive, **EXACT)], 1)
     plugin = InshrinkCheckpointIO(archive)
@@ -189,7 +187,7 @@ def test_what_saves_nothing_leaves_neither_a_thread_nor_a_lock(tmp_path: Path, w
 
 
 @pytest.mark.parametrize("error", [None, RuntimeError, KeyboardInterrupt])
-def test_asynchronous_saves_are_archived_pruned_and_unlocked_when_fit_returns(tmp_path: Path, error):
+def test_asynchronous_saves_are_archived_pruned_and_unlocked_when_fit_returns(tmp_path, error):
     class Ending(Net):
         def on_train_epoch_start(self):
             time.sleep(0.2)  # Lightning leaves a file where it is that its thread has not written yet
@@ -216,7 +214,7 @@ def test_asynchronous_saves_are_archived_pruned_and_unlocked_when_fit_returns(tm
         asynchronous = AsyncCheckpointIO(plugin)
 
 
-def test_a_pointer_to_what_is_gone_is_an_error_and_so_is_a_locked_archive(tmp_path: Path):
+def test_a_pointer_to_what_is_gone_is_an_error_and_so_is_a_locked_archive(tmp_path):
     with Saver(tmp_path / "run.inshrink", **EXACT), pytest.raises(LockedError):
         InshrinkCheckpointIO(tmp_path / "run.inshrink")
     plugin = InshrinkCheckpointIO(tmp_path / "run.inshrink", **EXACT)
@@ -226,7 +224,7 @@ def test_a_pointer_to_what_is_gone_is_an_error_and_so_is_a_locked_archive(tmp_pa
         plugin.load_checkpoint(tmp_path / "ours" / "step=4.ckpt", weights_only=False)
 
 
-def test_the_program_of_the_page_runs_and_goes_on(tmp_path: Path, monkeypatch):
+def test_the_program_of_the_page_runs_and_goes_on(tmp_path, monkeypatch):
     page = (Path(__file__).parents[2] / "docs" / "integrations" / "lightning.md").read_text()
     program, loading, *_ = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     monkeypatch.chdir(tmp_path)

@@ -54,7 +54,7 @@ def loader():
     return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(rows), batch_size=4)
 
 
-def fit(folder: Path, strategy, epochs: int, resume=None, **options):
+def fit(folder, strategy, epochs, resume=None, **options):
     options = {"save_top_k": -1, "filename": "{step}"} | options
     trainer = pl.Trainer(
         max_epochs=epochs,
@@ -71,21 +71,21 @@ def fit(folder: Path, strategy, epochs: int, resume=None, **options):
     return {name: value.full_tensor().clone() for name, value in net.state_dict().items()}
 
 
-def same(a, b) -> bool:
+def same(a, b):
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-def weights(archive, step: int):
+def weights(archive, step):
     checkpoint = archive.checkpoint(archive.reader.find(step))
     return {spec.key: checkpoint.source.read(spec) for spec in checkpoint.specs}
 
 
-def sharded(archive: Path, **options):
+def sharded(archive, **options):
     two = {"data_parallel_size": 2, "tensor_parallel_size": 1}
     return InshrinkModelParallelStrategy(archive, archive_options=options, **two)
 
 
-def train(folder: Path) -> None:
+def train(folder):
     """What both processes of the test do."""
     archive = folder / "run.inshrink"
     plain = ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1)
@@ -108,7 +108,7 @@ def train(folder: Path) -> None:
     same_place.close(strict=True)
 
 
-def follow_page(folder: Path) -> None:
+def follow_page(folder):
     """Run what the page of the documentation says."""
     page = (Path(__file__).parents[2] / "docs" / "integrations" / "lightning.md").read_text()
     *_, program, resuming = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
@@ -131,7 +131,7 @@ def follow_page(folder: Path) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_two_ranks_resume_from_the_archive_as_if_never_interrupted(tmp_path: Path, on_two_ranks):
+def test_two_ranks_resume_from_the_archive_as_if_never_interrupted(tmp_path, on_two_ranks):
     script = tmp_path / "train.py"
     body = "import sys, pathlib\nsys.path.insert(0, {!r})\nfrom test_lightning_sharded import *\n"
     # Else threads of gloo may outlive the interpreter, which aborts.
@@ -154,7 +154,7 @@ def test_two_ranks_resume_from_the_archive_as_if_never_interrupted(tmp_path: Pat
     assert not list(tmp_path.glob("*.spool"))
 
 
-def test_checkpoints_in_one_file_are_refused_when_constructed(tmp_path: Path):
+def test_checkpoints_in_one_file_are_refused_when_constructed(tmp_path):
     with pytest.raises(InputError, match="one file"):
         InshrinkModelParallelStrategy(tmp_path / "a.inshrink", save_distributed_checkpoint=False)
     with pytest.raises(InputError, match="one file"):

@@ -1,7 +1,6 @@
 """A run of the Trainer is judged without data: its model is built by transformers and writes its own text."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +15,7 @@ transformers = pytest.importorskip("transformers", reason="needs the extra 'hf':
 AUTO = EvaluatorRequest(evaluator="auto")
 
 
-def make_run(folder: Path, model, n_steps=3):
+def make_run(folder, model, n_steps=3):
     """Save a model as a Trainer does, a little further each time."""
     for step in range(1, n_steps + 1):
         with torch.no_grad():

@@ -1,7 +1,5 @@
 """Tasks that fine-tune are tested on a model that is hardly pre-trained."""
 
-from __future__ import annotations
-
 import pytest
 
 from inshrink_lab.tasks.char_finetune import CharFinetuneTask

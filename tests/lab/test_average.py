@@ -2,7 +2,6 @@
 
 import json
 import textwrap
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,12 +15,12 @@ from inshrink_lab.average import evolve, exponential, uniform
 STEPS = (10, 20, 30, 40)
 
 
-def values(step: int) -> torch.Tensor:
+def values(step):
     return torch.randn(6, 8, generator=torch.Generator().manual_seed(step))
 
 
 @pytest.fixture(scope="module")
-def run_path(tmp_path_factory) -> Path:
+def run_path(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     for step in STEPS:
         model = {
@@ -37,13 +36,13 @@ def run_path(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def archive(run_path, tmp_path_factory) -> Path:
+def archive(run_path, tmp_path_factory):
     target = tmp_path_factory.mktemp("archive") / "a.inshrink"
     inshrink_core.compress(run_path, target, codec="lattice")
     return target
 
 
-def judge_file(folder: Path, target: float = 0.0) -> str:
+def judge_file(folder, target=0.0):
     source = f"""
         import torch
         def evaluate(state):
@@ -53,7 +52,7 @@ def judge_file(folder: Path, target: float = 0.0) -> str:
     return f"{folder}/judge{target:g}.py:evaluate"
 
 
-def loaded(folder: Path) -> dict:
+def loaded(folder):
     return torch.load(folder / "step_40.pt")["model"]
 
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from inshrink_core.errors import EvaluatorError, InputError, NotFoundError
-from inshrink_core.evaluate import Evaluation, Evaluator, EvaluatorRequest
+from inshrink_core.evaluate import Evaluator, EvaluatorRequest
 from inshrink_core.formats import open_run
-from inshrink_core.metrics import Direction
 from inshrink_lab.bench.benchmark import bench
 from inshrink_lab.bench.measure import Measurer
+from tests.builders import evaluation
 from tests.runs import write_run
 
 KEYS = [
@@ -39,10 +39,7 @@ class InProcess(Evaluator):
     def evaluate(self, state):
         InProcess.asked += 1
         found = dict(InProcess.judge(state))
-        loss, log_probs = found["loss"], found.get("log_probs")
-        return Evaluation(
-            metric="loss", direction=Direction.LOWER, value=loss, metrics={"loss": loss}, log_probs=log_probs
-        )
+        return evaluation(found.pop("loss"), **found)
 
 
 class Evaluated:

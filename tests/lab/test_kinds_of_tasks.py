@@ -1,7 +1,5 @@
 """Tasks of other kinds: each is restored without a trace, and has the layers it is there for."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

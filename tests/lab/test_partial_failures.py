@@ -1,7 +1,5 @@
 """Partial failures: what a restore of the lost tensors alone costs, in steps."""
 
-from __future__ import annotations
-
 import copy
 from types import SimpleNamespace
 
@@ -10,14 +8,6 @@ import pytest
 import inshrink_lab
 from inshrink_core.errors import InputError
 from inshrink_lab import losing
-from tests.lab.test_rehearsal import TASK
-
-
-@pytest.fixture(scope="module")
-def task(tmp_path_factory):
-    path = tmp_path_factory.mktemp("task") / "line.py"
-    path.write_text(TASK)
-    return f"{path}:Line"
 
 
 def test_failures_strike_between_saves_and_are_counted_in_steps(task, tmp_path):

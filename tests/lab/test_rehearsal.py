@@ -1,7 +1,5 @@
 """The rehearsal: a control at exactly zero, failures that are real, and no training done twice."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -44,13 +42,6 @@ class Line:
         model.train()
         return value
 '''
-
-
-@pytest.fixture(scope="module")
-def task(tmp_path_factory):
-    path = tmp_path_factory.mktemp("task") / "line.py"
-    path.write_text(TASK)
-    return f"{path}:Line"
 
 
 @pytest.fixture

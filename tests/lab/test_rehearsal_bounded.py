@@ -1,7 +1,5 @@
 """Rehearsals under a promise: every save keeps it as restored, and the chain is the one `compress` writes."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

@@ -1,7 +1,5 @@
 """The figures of a rehearsal, by hand."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

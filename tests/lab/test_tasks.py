@@ -1,7 +1,5 @@
 """Shipped tasks keep the promises of the protocol; a user's task is checked as a whole."""
 
-from __future__ import annotations
-
 import builtins
 
 import pytest

@@ -13,7 +13,7 @@ from tests.ops.interpreted import kernels
 from tests.strategies import normal
 
 
-def write_run(folder: Path) -> None:
+def write_run(folder):
     """Write two checkpoints of an embedding and a projection; small, because Triton's interpreter is slow."""
     model = nn.ModuleDict({"wte": nn.Embedding(6, 8), "ln": nn.LayerNorm(8), "attn": nn.Linear(8, 12)})
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -27,7 +27,7 @@ def write_run(folder: Path) -> None:
             torch.save(state, folder / f"step_{step}.pt")
 
 
-def contents(run: Path, archive: Path, device: str) -> dict[str, object]:
+def contents(run, archive, device):
     """The blocks that a run becomes, and the bits of the values that these decode to."""
     compress(run, archive, device=device, threads=1 if device == "cpu" else 2)
     opened, found = Archive.open(archive).on(device), {}

@@ -9,8 +9,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from importlib import import_module
 from importlib.util import find_spec
 from traceback import format_exc
@@ -28,23 +26,23 @@ backend = Backend.CUDA
 """Whose kernels are checked; numba's where a test says so."""
 
 
-def kernels() -> AbstractContextManager[None]:
+def kernels():
     """Let the kernels that are checked run."""
     return force_backend(backend)
 
 
-def is_interpreted(device: str) -> bool:
+def is_interpreted(device):
     """Whether each step takes milliseconds."""
     return backend is Backend.CUDA and device == "cpu"
 
 
-def checks_of(module: str) -> list[Callable[[str], None]]:
+def checks_of(module):
     """Return the checks of a module, each a function of a device."""
     found = vars(import_module(f"tests.ops.{module}"))
     return [value for name, value in found.items() if name.startswith("check_")]
 
 
-def outcomes(module: str) -> dict[str, str]:
+def outcomes(module):
     """Return what each check of a module raised, by name; empty where it passed."""
     done = subprocess.run(
         [sys.executable, "-W", "error", "-m", "tests.ops.interpreted", module],
@@ -58,7 +56,7 @@ def outcomes(module: str) -> dict[str, str]:
     return found
 
 
-def main(module: str) -> None:
+def main(module):
     results = {}
     for check in checks_of(module):
         try:

@@ -32,11 +32,11 @@ SIZES = [1, 2, 127, 2050]
 NO_LARGE = np.zeros(0, np.int64)
 
 
-def bits_of(tensor: torch.Tensor) -> torch.Tensor:
+def bits_of(tensor):
     return tensor.cpu().view(torch.int32) if tensor.dtype == torch.float32 else tensor.cpu()
 
 
-def same(first, second) -> bool:
+def same(first, second):
     """Whether two results are equal in every bit, wherever their tensors are."""
     return all(
         a.dtype == b.dtype and torch.equal(bits_of(a), bits_of(b)) if isinstance(a, torch.Tensor) else a == b
@@ -44,7 +44,7 @@ def same(first, second) -> bool:
     )
 
 
-def state_of(n: int, seed: int, spread: int = 3000) -> tuple[torch.Tensor, torch.Tensor]:
+def state_of(n, seed, spread=3000):
     """Integers and a history of every kind."""
     generator = torch.Generator().manual_seed(seed)
     integers = torch.randint(-spread, spread, (n,), dtype=torch.int32, generator=generator)
@@ -53,7 +53,7 @@ def state_of(n: int, seed: int, spread: int = 3000) -> tuple[torch.Tensor, torch
     return integers, context + 32 * negative * (context > 0)
 
 
-def with_edges(values: torch.Tensor) -> torch.Tensor:
+def with_edges(values):
     """Put floats that are no plain numbers where there is room."""
     edges = torch.tensor(
         [float("nan"), float("inf"), float("-inf"), -0.0, 1e-45, -1e-40, 3e38, -3e38, 2.0**-126, 127.5]

@@ -27,7 +27,7 @@ INTERPRETED_SHAPES = [(1, 1, 1, 2), (100, 1, 32, 512), (270, 3, 16, 256)]
 """Fewer steps, because each takes the interpreter some ten milliseconds."""
 
 
-def drawn(n: int, n_symbols: int, n_contexts: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor | None]:
+def drawn(n, n_symbols, n_contexts, seed=0):
     """Symbols whose spread grows with their context, so that tables differ."""
     rng = np.random.default_rng(seed)
     contexts = rng.integers(0, n_contexts, n).astype(np.uint8)
@@ -36,16 +36,14 @@ def drawn(n: int, n_symbols: int, n_contexts: int, seed: int = 0) -> tuple[torch
     return torch.from_numpy(symbols), None if n_contexts == 1 else torch.from_numpy(contexts)
 
 
-def normalize_counts(counts: np.ndarray, precision: int) -> np.ndarray:
+def normalize_counts(counts, precision):
     """Frequencies of rows of counts, each summing to ``2**precision``."""
     frequencies = np.empty(counts.shape, np.int64)
     tables.fit_kernel(counts, precision, COSTS, frequencies)
     return frequencies
 
 
-def model_of(
-    symbols: torch.Tensor, contexts: torch.Tensor | None, n_symbols: int, n_contexts: int
-) -> RansModel:
+def model_of(symbols, contexts, n_symbols, n_contexts):
     counts = rans_counts(symbols, contexts, n_symbols, n_contexts).numpy()
     return RansModel(np.arange(n_contexts), normalize_counts(counts, 12))
 

@@ -16,13 +16,13 @@ LATTICE = Lattice(2.0**-10, 256, 4.0, 2**24 - 1)
 NEAREST = 0
 
 
-def uneven(n: int, octaves: float = 8.0) -> torch.Tensor:
+def uneven(n, octaves=8.0):
     """A matrix H whose spectrum falls by some powers of two."""
     turned, _ = torch.linalg.qr(normal((n, n), 1).double())
     return turned @ torch.diag(torch.logspace(0, -octaves, n, base=2.0, dtype=torch.float64)) @ turned.T
 
 
-def factors_of(matrix: torch.Tensor, damping: float = 1.0):
+def factors_of(matrix, damping=1.0):
     n = matrix.shape[0]
     signs = signs_of(n)
     return factorize(matrix.numpy() @ signs, signs, float(matrix.trace()), (damping,))[0]

@@ -24,11 +24,11 @@ from tests.strategies import normal
 UNIT = Lattice(1.0, 1, 1.0, 2**24 - 1)
 
 
-def zeros(n: int) -> torch.Tensor:
+def zeros(n):
     return torch.zeros(n, dtype=torch.int32)
 
 
-def rounded_all(*targets: list[float]):
+def rounded_all(*targets):
     """Round one tensor after the other, each from the state of the one before."""
     state, context_state, found = zeros(len(targets[0])), None, []
     for target in targets:
@@ -112,7 +112,7 @@ def test_matched_gain_keeps_the_movement_and_sends_only_the_largest():
     grade = gain_grade(base + movement, base, before, lattice)
     assert MIN_GRADE < grade < MAX_GRADE
 
-    def gain(changes) -> float:
+    def gain(changes):
         rounded = round_to_lattice(base + movement, before, None, lattice, changes)
         stored = (rounded.integers - before).float() * 2.0**-18
         return float((stored * movement).sum() / (movement * movement).sum())

@@ -11,7 +11,7 @@ from tests.ops.shaping_checks import LATTICE, NEAREST, factors_of, uneven
 from tests.strategies import normal
 
 
-def cost_of(changes: torch.Tensor, values: torch.Tensor, matrix: torch.Tensor) -> float:
+def cost_of(changes, values, matrix):
     error = (changes / 4 - values).view(-1, matrix.shape[0]).double()
     return float(((error @ matrix) * error).sum())
 
@@ -69,7 +69,7 @@ def test_the_error_of_what_is_stored_exactly_is_not_fed_forward():
     assert torch.equal(plain[1:], damaged[1:])
 
 
-def as_large_as_can_be(rows: int, columns: int) -> torch.Tensor:
+def as_large_as_can_be(rows, columns):
     """A matrix whose products with signs reach their bounds, 2**11 times as many as there are."""
     of_rows, of_columns = (torch.from_numpy(signs_of(n)[:, :1]).float().sign() for n in (rows, columns))
     return 1024 * torch.where(of_rows < 0, -1, 1) * torch.where(of_columns < 0, -1, 1).T

@@ -28,7 +28,7 @@ _MODULUS = 40
 _NOT_EXPECTED = 256
 
 
-def _chunk(n: int, seed: int):
+def _chunk(n, seed):
     """Five groups: calm, moving in long-tailed steps, shifted by one, noise, and one nearly absent."""
     rng = np.random.default_rng(seed)
     groups = rng.choice([0, 1, 7, 30, 39], n, p=[0.3, 0.3, 0.2, 0.1999, 0.0001]).astype(np.uint8)
@@ -61,7 +61,7 @@ def _windows(runs, literals):
     )
 
 
-def _packed(n: int, seed: int):
+def _packed(n, seed):
     groups, symbols, expected = _chunk(n, seed)
     records, run_counts, literal_counts = delta_events(groups, symbols, _BASES, expected, _MODULUS)
     runs, literals = _codes(run_counts, literal_counts, expected)
@@ -74,16 +74,16 @@ def _packed(n: int, seed: int):
     return symbols, packing, (groups, _BASES, expected, _MODULUS, *tables), (runs, literals)
 
 
-def _bits(codes) -> str:
+def _bits(codes):
     """Codes and their lengths as text, the first bit first."""
     return "".join(f"{value:0{n_bits}b}"[::-1] if n_bits else "" for value, n_bits in codes)
 
 
-def _stream(text: str) -> bytes:
+def _stream(text):
     return int(text[::-1] or "0", 2).to_bytes((len(text) + 7) // 8, "little")
 
 
-def _code(entry) -> tuple[int, int]:
+def _code(entry):
     return int(entry) & 0xFFFF, int(entry) >> 16
 
 

@@ -62,7 +62,7 @@ def compiled(monkeypatch, tmp_path):
 _INEXACT = r"\bfma\.\S+|\S+\.ftz\S*|\S+\.approx\S*|\bdiv\.full\S*"
 
 
-def inexact(compiled) -> set[str]:
+def inexact(compiled):
     """The operations in PTX that would not round as the reference does: fused or flushed."""
     return set(re.findall(_INEXACT, "".join(compiled.values())))
 

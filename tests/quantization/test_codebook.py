@@ -21,16 +21,16 @@ from inshrink_core.quantization.codebook import (
 )
 
 
-def histogram_of(tensor: torch.Tensor) -> KeyHistogram:
+def histogram_of(tensor):
     return key_histogram(histogram16(tensor).numpy(), str(tensor.dtype).removeprefix("torch."))
 
 
-def error_of(histogram: KeyHistogram, centroids: np.ndarray) -> float:
+def error_of(histogram, centroids):
     distance = np.abs(histogram.values[:, None] - np.asarray(centroids, np.float64)[None])
     return float((histogram.counts * distance.min(axis=1) ** 2).sum())
 
 
-def least_error(values: np.ndarray, counts: np.ndarray, k: int) -> float:
+def least_error(values, counts, k):
     """Least squared error over every way to cut the sorted values into k runs."""
     best = np.inf
     for cuts in itertools.combinations(range(1, len(values)), k - 1):

@@ -10,12 +10,12 @@ from inshrink_core.quantization.partition import NO_UPPER, KeyCounts, thresholds
 EMPTY = KeyCounts.from_dense(np.zeros(NO_UPPER, np.int64))
 
 
-def normal_counts(seed: int, n: int = 100_000) -> KeyCounts:
+def normal_counts(seed, n=100_000):
     x = torch.randn(n, generator=torch.Generator().manual_seed(seed))
     return KeyCounts.from_dense(histogram16(x).view(2, -1).sum(0).numpy())
 
 
-def below(histogram: KeyCounts, key: int) -> float:
+def below(histogram, key):
     return float(histogram.counts[histogram.keys < key].sum() / histogram.counts.sum())
 
 

@@ -10,7 +10,7 @@ from inshrink_core.quantization.published import fit_published, log_sketch
 
 
 @pytest.fixture(name="histogram")
-def _histogram() -> KeyHistogram:
+def _histogram():
     x = torch.randn(30_000, generator=torch.Generator().manual_seed(0)) * 0.05
     return key_histogram(histogram16(x).numpy(), "float32")
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 from torch import nn
 
 from inshrink_core.errors import NotFiniteError
-from inshrink_core.evaluate import Evaluation
 from inshrink_core.metrics import Direction
+from tests.builders import evaluation
 from tests.runs import batch, model
 
 
@@ -19,7 +17,7 @@ class InProcess:
     metric: str | None = "loss"
     direction: Direction | None = Direction.LOWER
 
-    def __init__(self, directory: Path, *, with_log_probs: bool = True, standard_error: float | None = None):
+    def __init__(self, directory, *, with_log_probs=True, standard_error=None):
         file = directory / "in_process.py"
         file.write_text("# stands for the evaluator's source\n")
         self.spec = f"{file}:evaluate"
@@ -27,7 +25,7 @@ class InProcess:
         self.asked = 0
         self.closed = False
 
-    def evaluate(self, state_dict) -> Evaluation:
+    def evaluate(self, state_dict):
         state = state_dict.state_dict() if hasattr(state_dict, "state_dict") else dict(state_dict)
         self.asked += 1
         network = model()
@@ -39,19 +37,12 @@ class InProcess:
         loss = self.judged(nn.functional.nll_loss(log_probs.double(), targets).item())
         if loss != loss:
             raise NotFiniteError("its 'loss' is nan", where=self.spec)
-        errors = {} if self.standard_error is None else {"loss": self.standard_error}
-        return Evaluation(
-            metric="loss",
-            direction=Direction.LOWER,
-            value=loss,
-            metrics={"loss": loss},
-            log_probs=log_probs.numpy() if self.with_log_probs else None,
-            standard_errors=errors,
-        )
+        arrays = {"log_probs": log_probs.numpy()} if self.with_log_probs else {}
+        return evaluation(loss, error=self.standard_error, **arrays)
 
-    def judged(self, loss: float) -> float:
+    def judged(self, loss):
         """Return what is said of a loss; a test may lie."""
         return loss
 
-    def close(self) -> None:
+    def close(self):
         self.closed = True

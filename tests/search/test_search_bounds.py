@@ -6,22 +6,9 @@ import numpy as np
 import pytest
 
 from inshrink_core.errors import InputError
-from inshrink_core.evaluate import Evaluation, figures_of
-from inshrink_core.metrics import Direction
+from inshrink_core.evaluate import figures_of
 from inshrink_core.search.bounds import DEFAULT_MAX_DIVERGENCE, Bounds, Figures
-
-
-def evaluation(value, log_probs=None, error=None, predictions=None):
-    return Evaluation(
-        metric="loss",
-        direction=Direction.LOWER,
-        value=value,
-        metrics={"loss": value},
-        log_probs=log_probs,
-        predictions=predictions,
-        standard_errors={} if error is None else {"loss": error},
-    )
-
+from tests.builders import evaluation
 
 HALVES = np.log(np.full((4, 2), 0.5))
 
@@ -54,10 +41,13 @@ def test_a_verdict_has_the_side_of_the_bounds_and_how_much_of_them_is_used(limit
 
 
 def test_a_divergence_bound_stands_beside_a_drop_bound_where_there_are_log_probs():
-    assert Bounds(max_drop=0.01).completed(evaluation(1.0, HALVES)).max_divergence == DEFAULT_MAX_DIVERGENCE
+    assert (
+        Bounds(max_drop=0.01).completed(evaluation(1.0, log_probs=HALVES)).max_divergence
+        == DEFAULT_MAX_DIVERGENCE
+    )
     assert Bounds(max_drop=0.01).completed(evaluation(1.0)).max_divergence is None
     assert Bounds(max_drop=0.01).completed(evaluation(1.0, predictions=HALVES)).max_divergence is None
-    free = Bounds(max_drop=0.01, max_divergence=math.inf).completed(evaluation(1.0, HALVES))
+    free = Bounds(max_drop=0.01, max_divergence=math.inf).completed(evaluation(1.0, log_probs=HALVES))
     assert free.check(Figures(drop=0.0, divergence=9.0)).within
     assert free.to_json() == {"drop": 0.01, "divergence": None}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,13 +11,13 @@ from inshrink_core.chain.config import assigned, assignments
 from inshrink_core.chain.defaults import make_chain_config
 from inshrink_core.checkpoint import TensorRole, TensorSpec
 from inshrink_core.errors import InputError
-from inshrink_core.search.rates import MeasuredAllocation, Rates, rates_of
+from inshrink_core.search.rates import MeasuredAllocation, rates_of
 from inshrink_core.search.space import space_of
 
 LEVELS = (0.5, 1.0, 2.0, 4.0)
 
 
-def spec_of(name: str, shape: tuple[int, ...] = (10, 10)) -> TensorSpec:
+def spec_of(name, shape=(10, 10)):
     return TensorSpec(name=name, role=TensorRole.WEIGHT, dtype="float32", shape=shape)
 
 
@@ -26,7 +25,7 @@ SPECS = (spec_of("h.0.a"), spec_of("h.0.b"), spec_of("h.1.a", (20, 10)))
 H = {"h.0.a": 1.0, "h.0.b": 16.0, "h.1.a": 1.0}
 
 
-def rows(h: dict[str, float | None] | None = None, **changes: Any) -> list[dict[str, Any]]:
+def rows(h=None, **changes):
     """Return estimates in which a doubled step size saves a bit and costs four times the damage."""
     reported: dict[str, float | None] = {**H} if h is None else h
     found = []
@@ -58,11 +57,11 @@ def rows(h: dict[str, float | None] | None = None, **changes: Any) -> list[dict[
 
 
 @pytest.fixture
-def rates() -> Rates:
+def rates():
     return rates_of(rows(), "coarseness", SPECS)
 
 
-def test_uniform_settings_are_predicted_as_they_were_estimated(rates: Rates) -> None:
+def test_uniform_settings_are_predicted_as_they_were_estimated(rates):
     for row, level in zip(rows(), LEVELS, strict=True):
         found = rates.predict([level] * 3)
         assert found.ratio_weights == pytest.approx(row["ratio_weights"])
@@ -71,14 +70,14 @@ def test_uniform_settings_are_predicted_as_they_were_estimated(rates: Rates) -> 
         assert found.divergence == pytest.approx(row["divergence"])
 
 
-def test_between_and_beyond_the_levels_bits_and_damage_go_on_evenly(rates: Rates) -> None:
+def test_between_and_beyond_the_levels_bits_and_damage_go_on_evenly(rates):
     found = rates.predict([2**0.5, 8.0, 0.25])
     np.testing.assert_allclose(found.bits, [5.5, 3.0, 8.0])
     np.testing.assert_allclose(found.damage, [2 * 100, 64 * 1600, 200 / 16])
     assert (rates.predict([1e6] * 3).bits == 0).all()
 
 
-def test_a_mixture_is_as_good_as_the_uniform_setting_of_its_damage(rates: Rates) -> None:
+def test_a_mixture_is_as_good_as_the_uniform_setting_of_its_damage(rates):
     uniform, mixed = rates.predict([2.0] * 3), rates.predict([2.0, 2.0, 4.0])
     assert mixed.divergence > uniform.divergence
     assert mixed.divergence < rates.predict([4.0] * 3).divergence
@@ -87,12 +86,12 @@ def test_a_mixture_is_as_good_as_the_uniform_setting_of_its_damage(rates: Rates)
 
 
 @pytest.mark.parametrize("wrong", [[1.0], [1.0, 1.0, 0.0], [1.0, 1.0, math.nan], [1.0, -1.0, 1.0]])
-def test_an_allocation_has_one_positive_number_a_tensor(rates: Rates, wrong: list[float]) -> None:
+def test_an_allocation_has_one_positive_number_a_tensor(rates, wrong):
     with pytest.raises(InputError, match="one positive number a tensor"):
         rates.predict(wrong)
 
 
-def test_bits_go_where_an_error_costs_most_and_the_size_is_kept(rates: Rates) -> None:
+def test_bits_go_where_an_error_costs_most_and_the_size_is_kept(rates):
     even = rates.predict([2.0] * 3)
     chosen = rates.distribute(even.nbytes, [2.0] * 3, [False] * 3)
     found = rates.predict(chosen)
@@ -101,18 +100,18 @@ def test_bits_go_where_an_error_costs_most_and_the_size_is_kept(rates: Rates) ->
     assert chosen[1] < chosen[0] == chosen[2]
 
 
-def test_locked_tensors_keep_what_they_have(rates: Rates) -> None:
+def test_locked_tensors_keep_what_they_have(rates):
     target = rates.predict([2.0] * 3).nbytes
     chosen = rates.distribute(target, [0.7, 2.0, 2.0], [True, False, False])
     assert chosen[0] == 0.7
     assert rates.distribute(target, [0.7, 1.0, 3.0], [True] * 3) == [0.7, 1.0, 3.0]
 
 
-def test_a_size_that_cannot_be_reached_gives_the_coarsest(rates: Rates) -> None:
+def test_a_size_that_cannot_be_reached_gives_the_coarsest(rates):
     assert rates.distribute(0.0, [1.0] * 3, [False] * 3) == [8.0] * 3
 
 
-def test_tensors_without_a_known_damage_stay_and_the_rest_is_told() -> None:
+def test_tensors_without_a_known_damage_stay_and_the_rest_is_told():
     reported = rates_of(rows({**H, "h.0.a": None}), "coarseness", SPECS)
     found = reported.predict([1.0] * 3)
     assert math.isnan(found.damage[0])
@@ -120,14 +119,14 @@ def test_tensors_without_a_known_damage_stay_and_the_rest_is_told() -> None:
     assert reported.distribute(10.0, [1.0] * 3, [False] * 3)[0] == 1.0
 
 
-def test_where_levels_tell_no_quality_none_is_made_up() -> None:
+def test_where_levels_tell_no_quality_none_is_made_up():
     found = rates_of(rows(drop=None, divergence=None, ratio_total=None), "coarseness", SPECS).predict(
         [1.0] * 3
     )
     assert (found.drop, found.divergence, found.ratio_total) == (None, None, None)
 
 
-def test_a_tensor_outside_of_the_sample_is_like_its_layer_type() -> None:
+def test_a_tensor_outside_of_the_sample_is_like_its_layer_type():
     more = (*SPECS, spec_of("h.2.a", (40, 10)))
     found = rates_of(rows(), "coarseness", more)
     assert found.is_sampled.tolist() == [True, True, True, False]
@@ -135,7 +134,7 @@ def test_a_tensor_outside_of_the_sample_is_like_its_layer_type() -> None:
     assert found.damages[3, 1] == pytest.approx(400 * (1 + 16 + 1) / 3)
 
 
-def test_one_level_is_not_enough() -> None:
+def test_one_level_is_not_enough():
     with pytest.raises(InputError, match="two levels"):
         rates_of(rows()[:1], "coarseness", SPECS)
 
@@ -143,7 +142,7 @@ def test_one_level_is_not_enough() -> None:
 # Overrides
 
 
-def through(values: dict[str, float], specs: tuple[TensorSpec, ...], base: float = 1.0) -> dict[str, Any]:
+def through(values, specs, base=1.0):
     """Write values as overrides, and read them back by the rules of the chain."""
     overrides = assignments(specs, values, base, ("coarseness",))
     chain = make_chain_config(
@@ -156,14 +155,14 @@ NAMES = ("h.0.a", "h.0.b", "h.1.a", "h.1.b.c", "h.1", "h", "x[0]*?.w", "x0aa.w",
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_overrides_give_each_tensor_its_value_and_no_other(seed: int) -> None:
+def test_overrides_give_each_tensor_its_value_and_no_other(seed):
     chosen = np.random.default_rng(seed).choice([0.5, 1.0, 2.0], len(NAMES))
     specs = tuple(spec_of(name) for name in NAMES)
     values = {name: float(value) for name, value in zip(NAMES, chosen, strict=True)}
     assert through(values, specs) == values
 
 
-def test_a_module_that_shares_a_value_is_one_override() -> None:
+def test_a_module_that_shares_a_value_is_one_override():
     specs = tuple(spec_of(f"h.{i}.{part}") for i in range(3) for part in "abc")
     values = {spec.key: 2.0 if spec.name.startswith("h.1.") else 1.0 for spec in specs}
     assert assignments(specs, values, 1.0, ("coarseness",)) == ({"match": "h.1.*", "coarseness": 2.0},)
@@ -173,7 +172,7 @@ def test_a_module_that_shares_a_value_is_one_override() -> None:
     )
 
 
-def test_what_the_layer_type_decides_is_said_by_layer_type() -> None:
+def test_what_the_layer_type_decides_is_said_by_layer_type():
     specs = (spec_of("a.w"), spec_of("wte.weight"), spec_of("a.b", (4,)))
     values = {"a.w": 1.0, "wte.weight": 0.5, "a.b": 1.0}
     assert assignments(specs, values, 1.0, ("coarseness",)) == (
@@ -185,7 +184,7 @@ def test_what_the_layer_type_decides_is_said_by_layer_type() -> None:
 
 
 @pytest.fixture(scope="module")
-def estimated() -> Any:
+def estimated():
     """Estimate two levels of three steps of the sample, tensor by tensor."""
     import inshrink_core
 
@@ -197,7 +196,7 @@ def estimated() -> Any:
     return run, (found, *found.each)
 
 
-def test_a_mixture_is_predicted_within_a_few_percent_of_its_own_estimate(estimated: Any) -> None:
+def test_a_mixture_is_predicted_within_a_few_percent_of_its_own_estimate(estimated):
     import inshrink_core
 
     run, levels = estimated
@@ -221,7 +220,7 @@ def test_a_mixture_is_predicted_within_a_few_percent_of_its_own_estimate(estimat
     assert found.bits.tolist() == pytest.approx([bits[key] for key in rates.keys], rel=1e-6)
 
 
-def test_one_measurement_scales_all_that_is_predicted(rates: Rates) -> None:
+def test_one_measurement_scales_all_that_is_predicted(rates):
     at_two, at_four = ([value] * 3 for value in (2.0, 4.0))
     reported = rates.predict(at_two)
     assert reported.divergence is not None
@@ -235,7 +234,7 @@ def test_one_measurement_scales_all_that_is_predicted(rates: Rates) -> None:
     assert not found.calibrated([]).corrections
 
 
-def test_a_prediction_passes_through_every_measurement_and_goes_from_one_to_the_next(rates: Rates) -> None:
+def test_a_prediction_passes_through_every_measurement_and_goes_from_one_to_the_next(rates):
     measured = [MeasuredAllocation([at] * 3, 0.01 * at, None) for at in (1.0, 4.0)]
     found = rates.calibrated(measured)
     for item in measured:
@@ -248,13 +247,13 @@ def test_a_prediction_passes_through_every_measurement_and_goes_from_one_to_the_
 
 
 @pytest.mark.parametrize("nothing", [None, 0.0, -0.1, math.nan, math.inf])
-def test_what_tells_no_positive_figure_calibrates_nothing(rates: Rates, nothing: float | None) -> None:
+def test_what_tells_no_positive_figure_calibrates_nothing(rates, nothing):
     found = rates.calibrated([MeasuredAllocation([2.0] * 3, nothing, nothing)])
     assert found.n_measured == 0
     assert found.predict([2.0] * 3).drop == rates.predict([2.0] * 3).drop
 
 
-def test_a_wild_measurement_leaves_numbers(rates: Rates) -> None:
+def test_a_wild_measurement_leaves_numbers(rates):
     found = rates.calibrated(
         [MeasuredAllocation([2.0] * 3, 1e300, 1e-300), MeasuredAllocation([2.0] * 3, 1e-300, 1e300)]
     )

@@ -1,7 +1,6 @@
 """What tests of savers have in common: options, folders of trainers, an adapter, an append that fails."""
 
 import json
-from pathlib import Path
 
 import torch
 
@@ -12,7 +11,7 @@ from inshrink_core.integrations.ranks import FirstRankSaver
 EXACT = {"codec": "lossless", "optimizer_state": "exact"}
 
 
-def write_folder(root: Path, step: int) -> Path:
+def write_folder(root, step):
     """Write a checkpoint as a trainer does, with a file that is stored as it is."""
     made = root / f"checkpoint-{step}"
     (made / "code").mkdir(parents=True)

@@ -1,7 +1,6 @@
 """Folders that a trainer writes, archived while it goes on: nothing is lost, nothing stops it."""
 
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -19,17 +18,17 @@ from inshrink_core.training.spool import Spool, spool_folder
 from tests.training.building import EXACT, spoil, write_folder
 
 
-def contents(folder: Path) -> dict[str, bytes]:
+def contents(folder):
     found = {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
     found.pop(LINEAGE_NAME, None)
     return found
 
 
-def saver(path: Path) -> Saver:
+def saver(path):
     return Saver(path / "a.inshrink", **EXACT)
 
 
-def test_a_folder_may_be_deleted_when_save_returns_and_comes_back_byte_for_byte(tmp_path: Path):
+def test_a_folder_may_be_deleted_when_save_returns_and_comes_back_byte_for_byte(tmp_path):
     before = {}
     with saver(tmp_path) as saving:
         for step in (1, 2):
@@ -44,9 +43,7 @@ def test_a_folder_may_be_deleted_when_save_returns_and_comes_back_byte_for_byte(
         assert contents(tmp_path / "back" / str(step)) == before[step]
 
 
-def test_a_linked_save_outlives_the_process_and_not_the_machine_until_it_is_synced(
-    tmp_path: Path, monkeypatch
-):
+def test_a_linked_save_outlives_the_process_and_not_the_machine_until_it_is_synced(tmp_path, monkeypatch):
     spool = Spool(tmp_path / "a.inshrink.spool")
     spool.link(1, write_folder(tmp_path, 1))
     settled = spool.link(2, write_folder(tmp_path, 2))
@@ -59,7 +56,7 @@ def test_a_linked_save_outlives_the_process_and_not_the_machine_until_it_is_sync
     assert inshrink_core.open(tmp_path / "a.inshrink").steps == (2,)
 
 
-def test_saves_that_find_the_disk_full_wait_and_never_block_the_training(tmp_path: Path, monkeypatch):
+def test_saves_that_find_the_disk_full_wait_and_never_block_the_training(tmp_path, monkeypatch):
     saving = saver(tmp_path)
     with monkeypatch.context() as patched:
         spoil(patched)
@@ -75,7 +72,7 @@ def test_saves_that_find_the_disk_full_wait_and_never_block_the_training(tmp_pat
     assert inshrink_core.open(tmp_path / "a.inshrink").steps == (1, 2)
 
 
-def test_training_that_goes_on_from_a_restored_folder_continues_from_its_frame(tmp_path: Path):
+def test_training_that_goes_on_from_a_restored_folder_continues_from_its_frame(tmp_path):
     with saver(tmp_path) as saving:
         for step in (1, 2, 3):
             saving.save_folder(write_folder(tmp_path, step), step)
@@ -93,7 +90,7 @@ def test_training_that_goes_on_from_a_restored_folder_continues_from_its_frame(t
     assert archive.steps == (1, 2, 3, 4)
 
 
-def test_training_that_goes_on_from_its_own_folder_continues_from_that_step(tmp_path: Path):
+def test_training_that_goes_on_from_its_own_folder_continues_from_that_step(tmp_path):
     with saver(tmp_path) as saving:
         for step in (1, 2):
             saving.save_folder(write_folder(tmp_path, step), step)
@@ -105,14 +102,14 @@ def test_training_that_goes_on_from_its_own_folder_continues_from_that_step(tmp_
     assert "restored" not in archive.frame(archive.reader.frames[-1]).meta
 
 
-def test_a_training_that_begins_anew_is_refused_an_archive_with_steps(tmp_path: Path):
+def test_a_training_that_begins_anew_is_refused_an_archive_with_steps(tmp_path):
     with saver(tmp_path) as saving:
         saving.save_folder(write_folder(tmp_path, 5), 5)
     with saver(tmp_path) as saving, pytest.raises(StepConflictError, match="give another archive"):
         saving.resume(0)
 
 
-def test_a_folder_that_holds_the_step_stays_and_another_one_is_not_touched(tmp_path: Path):
+def test_a_folder_that_holds_the_step_stays_and_another_one_is_not_touched(tmp_path):
     made = write_folder(tmp_path, 1)
     with saver(tmp_path) as saving:
         saving.save_folder(made, 1)
@@ -124,7 +121,7 @@ def test_a_folder_that_holds_the_step_stays_and_another_one_is_not_touched(tmp_p
     assert (made / "pytorch_model.bin").read_bytes() == b"another"
 
 
-def test_an_archive_that_is_gone_loses_no_save(tmp_path: Path):
+def test_an_archive_that_is_gone_loses_no_save(tmp_path):
     saving = saver(tmp_path)
     saving.save_folder(write_folder(tmp_path, 1), 1)
     saving.flush()

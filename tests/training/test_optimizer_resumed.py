@@ -2,7 +2,6 @@
 
 import copy
 import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
@@ -17,16 +16,16 @@ from tests.runs import train
 AT, LATER = 60, 25
 
 
-def network() -> nn.Module:
+def network():
     torch.manual_seed(0)
     return nn.Sequential(nn.Flatten(), nn.Linear(36, 160), nn.ReLU(), nn.Linear(160, 160), nn.Linear(160, 10))
 
 
-def adam(model: nn.Module) -> torch.optim.Optimizer:
+def adam(model):
     return torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.99))
 
 
-def sgd(model: nn.Module) -> torch.optim.Optimizer:
+def sgd(model):
     return torch.optim.SGD(model.parameters(), lr=0.03, momentum=0.9)
 
 
@@ -39,11 +38,11 @@ class Resumed(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def resumed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Resumed]:
+def resumed(tmp_path_factory):
     """Return a function that trains and saves with exact weights, restores, and trains on; once for each."""
 
     @functools.cache
-    def run(make: Callable[[nn.Module], torch.optim.Optimizer], state: str) -> Resumed:
+    def run(make, state):
         archive = tmp_path_factory.mktemp("resumed") / "run.inshrink"
         model, other = network(), network()
         optimizer, again = make(model), make(other)
@@ -59,12 +58,12 @@ def resumed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Resumed]:
     return run
 
 
-def rise(item: Resumed, other: Resumed) -> float:
+def rise(item, other):
     """Return the mean difference of the losses over the same batches."""
     return (sum(item.losses) - sum(other.losses)) / LATER
 
 
-def test_losses_after_a_lossless_restore_are_those_without_a_failure(resumed: Callable[..., Resumed]) -> None:
+def test_losses_after_a_lossless_restore_are_those_without_a_failure(resumed):
     model = network()
     optimizer = adam(model)
     train(model, optimizer, range(AT))
@@ -78,22 +77,18 @@ def test_losses_after_a_lossless_restore_are_those_without_a_failure(resumed: Ca
         *((sgd, state) for state in ("compressed", "compact")),
     ],
 )
-def test_the_loss_after_a_restore_is_within_three_thousandths(
-    resumed: Callable[..., Resumed], make: Callable[[nn.Module], torch.optim.Optimizer], state: str
-) -> None:
+def test_the_loss_after_a_restore_is_within_three_thousandths(resumed, make, state):
     exact = resumed(make, "exact")
     assert abs(rise(resumed(make, state), exact)) < 0.003 * sum(exact.losses) / LATER
 
 
-def test_a_momentum_buffer_is_worth_its_bytes(resumed: Callable[..., Resumed]) -> None:
+def test_a_momentum_buffer_is_worth_its_bytes(resumed):
     exact, fresh = resumed(sgd, "exact"), rise(resumed(sgd, "drop"), resumed(sgd, "exact"))
     assert all(abs(rise(resumed(sgd, state), exact)) < fresh / 5 for state in ("compressed", "compact"))
 
 
 @pytest.mark.parametrize("state", ["compressed", "compact"])
-def test_steps_and_hyperparameters_are_exact_and_no_second_moment_becomes_zero(
-    resumed: Callable[..., Resumed], state: str
-) -> None:
+def test_steps_and_hyperparameters_are_exact_and_no_second_moment_becomes_zero(resumed, state):
     found = resumed(adam, state)
     assert found.restored["param_groups"] == found.saved["param_groups"]
     for before, after in zip(found.saved["state"].values(), found.restored["state"].values(), strict=True):
@@ -103,15 +98,13 @@ def test_steps_and_hyperparameters_are_exact_and_no_second_moment_becomes_zero(
 
 
 @pytest.mark.parametrize(("state", "times"), [("compressed", 4), ("compact", 4)])
-def test_the_first_step_after_a_restore_is_at_most_a_few_times_the_longest_without(
-    resumed: Callable[..., Resumed], state: str, times: int
-) -> None:
+def test_the_first_step_after_a_restore_is_at_most_a_few_times_the_longest_without(resumed, state, times):
     found = resumed(adam, state)
     for before, after in zip(found.saved["state"].values(), found.restored["state"].values(), strict=True):
         assert longest(after) <= times * longest(before)
 
 
-def longest(state: dict[str, torch.Tensor]) -> float:
+def longest(state):
     """Return the largest update of a parameter, in learning rates."""
     return float((state["exp_avg"] / state["exp_avg_sq"].sqrt().clamp_min(1e-12)).abs().max())
 

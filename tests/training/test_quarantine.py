@@ -168,7 +168,7 @@ def test_hostile_classes_of_tensors_are_refused_and_none_is_called():
 # Links
 
 
-def folder(root: Path, step: int) -> Path:
+def folder(root, step):
     made = root / "out" / f"checkpoint-{step}"
     made.mkdir(parents=True)
     (root / "blobs").mkdir(exist_ok=True)

@@ -1,7 +1,5 @@
 """The saver: what was saved is restored, whatever happens in between."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess
@@ -19,16 +17,8 @@ from inshrink_core.errors import InputError, StepConflictError, StorageError
 from inshrink_core.training.gradients import GradientAverage, finite
 from inshrink_core.training.saver import Saver
 from inshrink_core.training.spool import spool_folder
-from tests.runs import model, train
+from tests.runs import adam, model, sgd, train
 from tests.training.building import spoil
-
-
-def adam(network):
-    return torch.optim.AdamW(network.parameters(), lr=1e-3)
-
-
-def sgd(network):
-    return torch.optim.SGD(network.parameters(), lr=1e-2, momentum=0.9)
 
 
 def begin(path, make_optimizer=adam, **options):

@@ -1,7 +1,5 @@
 """The saver under a check: every save keeps the promised restore cost, and training is not touched."""
 
-from __future__ import annotations
-
 import itertools
 import math
 
@@ -16,13 +14,12 @@ from inshrink_core.chain.archive import _FrameSource
 from inshrink_core.chain.meta import QUALITY, check_meta
 from inshrink_core.codecs.lattice.codec import LatticeCodec
 from inshrink_core.errors import ConfigError, DamagedError, EvaluatorError, InputError
-from inshrink_core.evaluate import Evaluation
-from inshrink_core.metrics import Direction
 from inshrink_core.search import bounded
 from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST, failure_of
 from inshrink_core.training.check import ModelEvaluator
 from inshrink_core.training.saver import Saver
 from inshrink_core.verbs.inspect import inspect
+from tests.builders import evaluation
 
 
 class Classifier(nn.Module):
@@ -294,12 +291,6 @@ def test_misuse_is_refused_when_constructed(tmp_path, options, error, words):
     with pytest.raises(error):
         begin(tmp_path / "b", **options)
     assert torch.equal(torch.get_rng_state(), after)
-
-
-def evaluation(value=1.0, metric="loss", **arrays):
-    return Evaluation(
-        metric=metric, direction=Direction.LOWER, value=value, metrics={metric: value}, **arrays
-    )
 
 
 def test_restore_cost_is_divergence_over_the_loss_or_the_entropy():

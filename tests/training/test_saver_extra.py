@@ -1,7 +1,5 @@
 """What is saved beside the model: `extra` bit for bit, whatever it looks like; `also` as the model itself."""
 
-from __future__ import annotations
-
 import collections
 import copy
 import random

@@ -1,11 +1,8 @@
 """Savers apply a policy as saves arrive: what stays keeps every bit, and training goes on from it."""
 
-from __future__ import annotations
-
 import copy
 import json
 import logging
-from pathlib import Path
 
 import pytest
 import torch
@@ -22,7 +19,7 @@ from tests.verbs.test_retention import steps_with_state
 N_SAVES = 2 * RETAIN_EVERY + 3
 
 
-def trained(path: Path, n_saves: int = N_SAVES, **options: object) -> dict[int, dict[str, torch.Tensor]]:
+def trained(path, n_saves=N_SAVES, **options):
     """Train with a saver, going on where its archive ends; return the weights of every save."""
     network = model()
     optimizer = torch.optim.AdamW(network.parameters(), lr=1e-3)
@@ -36,7 +33,7 @@ def trained(path: Path, n_saves: int = N_SAVES, **options: object) -> dict[int, 
     return weights
 
 
-def test_a_saver_keeps_what_its_policy_says_and_every_bit_of_it(tmp_path: Path) -> None:
+def test_a_saver_keeps_what_its_policy_says_and_every_bit_of_it(tmp_path):
     path = tmp_path / "a.inshrink"
     policy = Retention(keep_last=3, keep_every=8, keep_best="score:1:higher", optimizer_last=2)
     weights = trained(path, retention=policy)
@@ -52,7 +49,7 @@ def test_a_saver_keeps_what_its_policy_says_and_every_bit_of_it(tmp_path: Path) 
     assert torch.equal(Archive.open(path)[21].state_dict()["0.weight"], more[21]["0.weight"])
 
 
-def test_a_training_with_a_policy_goes_on_bit_for_bit(tmp_path: Path) -> None:
+def test_a_training_with_a_policy_goes_on_bit_for_bit(tmp_path):
     full = trained(tmp_path / "whole.inshrink", n_saves=12)
     policy = Retention(keep_last=1, optimizer_last=1)
     trained(tmp_path / "a.inshrink", n_saves=9, retention=policy)
@@ -60,9 +57,7 @@ def test_a_training_with_a_policy_goes_on_bit_for_bit(tmp_path: Path) -> None:
     assert all(torch.equal(again[12][name], value) for name, value in full[12].items())
 
 
-def test_a_step_without_state_gives_model_and_extra_and_says_so(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_step_without_state_gives_model_and_extra_and_says_so(tmp_path, caplog):
     path = tmp_path / "a.inshrink"
     weights = trained(path, n_saves=4, retention=Retention(optimizer_last=1))
     network = model()
@@ -76,7 +71,7 @@ def test_a_step_without_state_gives_model_and_extra_and_says_so(
     assert all(torch.equal(network.state_dict()[name], value) for name, value in weights[2].items())
 
 
-def test_a_save_of_one_file_whose_state_was_pruned_says_what_is_left(tmp_path: Path) -> None:
+def test_a_save_of_one_file_whose_state_was_pruned_says_what_is_left(tmp_path):
     path = tmp_path / "a.inshrink"
     trained(path, n_saves=3)
     prune(path, optimizer_last=1, apply=True)
@@ -89,10 +84,8 @@ def test_a_save_of_one_file_whose_state_was_pruned_says_what_is_left(tmp_path: P
     assert "load_state_dict" in refused.value.remedy
 
 
-def test_an_archive_that_cannot_be_pruned_loses_no_save(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def refuse(*_: object, **__: object) -> None:
+def test_an_archive_that_cannot_be_pruned_loses_no_save(tmp_path, monkeypatch, caplog):
+    def refuse(*_, **__):
         raise OSError("full")
 
     monkeypatch.setattr("inshrink_core.archive.Rewrite.switch", refuse)
@@ -101,7 +94,7 @@ def test_an_archive_that_cannot_be_pruned_loses_no_save(
     assert "is not pruned, and saves go on" in caplog.text
 
 
-def test_folders_of_a_trainer_are_kept_by_its_own_log(tmp_path: Path) -> None:
+def test_folders_of_a_trainer_are_kept_by_its_own_log(tmp_path):
     network = model()
     policy = Retention(keep_best=["eval_loss:1", "f1:1"], keep_last=1)
     history = []

@@ -2,7 +2,6 @@
 
 import threading
 import zipfile
-from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -34,7 +33,7 @@ EXACT = {"codec": "lossless", "optimizer_state": "exact"}
 
 
 class Net(torch.nn.Module):
-    def __init__(self, dims: int = 2):
+    def __init__(self, dims=2):
         super().__init__()
         self.first = torch.nn.Linear(6, 6, bias=dims < 2)
         self.norm = torch.nn.BatchNorm1d(6, affine=dims < 2)
@@ -45,7 +44,7 @@ class Net(torch.nn.Module):
         return self.last(self.norm(self.first(rows)))
 
 
-def build(name: str):
+def build(name):
     torch.manual_seed(0)
     kind = name.split()[0]
     model = Net(2 if kind == "Muon" else 1)
@@ -56,7 +55,7 @@ def build(name: str):
     return model, OPTIMIZERS[kind](parameters, **OPTIONS[name])
 
 
-def step(model, optimizer, seed: int) -> None:
+def step(model, optimizer, seed):
     generator = torch.Generator().manual_seed(seed)
 
     def loss():
@@ -71,18 +70,18 @@ def step(model, optimizer, seed: int) -> None:
     optimizer.step(loss) if isinstance(optimizer, torch.optim.LBFGS) else (loss(), optimizer.step())
 
 
-def delay_copies(monkeypatch, wait) -> None:
+def delay_copies(monkeypatch, wait):
     settle = _Copies.settle
     monkeypatch.setattr(_Copies, "settle", lambda *arguments: (wait(), settle(*arguments)))
 
 
-def entries(path: Path) -> dict[str, bytes]:
+def entries(path):
     with zipfile.ZipFile(path) as archive:
         return {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
 
 
 @pytest.mark.parametrize("name", sorted(OPTIONS))
-def test_a_lazy_save_is_byte_for_byte_the_eager_one(tmp_path: Path, monkeypatch, name: str):
+def test_a_lazy_save_is_byte_for_byte_the_eager_one(tmp_path, monkeypatch, name):
     stored: dict[str, list[dict[str, bytes]]] = {"eager": [], "lazy": []}
     put = Spool.put
     slow = threading.Event()
@@ -105,7 +104,7 @@ def test_a_lazy_save_is_byte_for_byte_the_eager_one(tmp_path: Path, monkeypatch,
     assert stored["eager"] == stored["lazy"]
 
 
-def test_buffers_settings_and_foreign_tensors_are_copied_before_save_returns(tmp_path: Path, monkeypatch):
+def test_buffers_settings_and_foreign_tensors_are_copied_before_save_returns(tmp_path, monkeypatch):
     go = threading.Event()
     delay_copies(monkeypatch, lambda: go.wait(30))
     model, optimizer = build("AdamW")
@@ -125,7 +124,7 @@ def test_buffers_settings_and_foreign_tensors_are_copied_before_save_returns(tmp
         assert optimizer.param_groups[0]["lr"] == 1e-3
 
 
-def test_the_optimizer_waits_for_the_copy_and_not_for_the_disk(tmp_path: Path, monkeypatch):
+def test_the_optimizer_waits_for_the_copy_and_not_for_the_disk(tmp_path, monkeypatch):
     written, put = threading.Event(), Spool.put
     monkeypatch.setattr(Spool, "put", lambda self, *a, **k: (written.wait(30), put(self, *a, **k))[1])
     model, optimizer = build("AdamW")
@@ -138,7 +137,7 @@ def test_the_optimizer_waits_for_the_copy_and_not_for_the_disk(tmp_path: Path, m
     assert not optimizer._optimizer_step_pre_hooks
 
 
-def test_what_the_thread_could_not_write_is_raised_by_the_next_call(tmp_path: Path, monkeypatch):
+def test_what_the_thread_could_not_write_is_raised_by_the_next_call(tmp_path, monkeypatch):
     def refuse(*args, **kwargs):
         raise StorageError("the disk is full")
 
@@ -153,7 +152,7 @@ def test_what_the_thread_could_not_write_is_raised_by_the_next_call(tmp_path: Pa
     assert inshrink_core.open(tmp_path / "a.inshrink").steps == (2,)
 
 
-def test_without_an_optimizer_everything_is_copied_at_once(tmp_path: Path):
+def test_without_an_optimizer_everything_is_copied_at_once(tmp_path):
     model = torch.nn.Linear(4, 4)
     before = model.weight.detach().clone()
     with Saver(tmp_path / "a.inshrink", model, **EXACT) as saver:
@@ -191,13 +190,13 @@ class FakeStream:
     def __init__(self, device):
         self._note(f"made for {device}")
 
-    def _note(self, what: str) -> None:
+    def _note(self, what):
         self.told.append((threading.current_thread().name.partition("_")[0], what))
 
-    def wait_stream(self, other: str) -> None:
+    def wait_stream(self, other):
         self._note(f"waits for {other}")
 
-    def synchronize(self) -> None:
+    def synchronize(self):
         self._note("synchronized")
 
     def __enter__(self):

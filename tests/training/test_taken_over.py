@@ -147,7 +147,7 @@ def test_a_saver_that_nothing_refers_to_lets_go_by_itself(path):
     assert inshrink_core.open(path).steps == (1,)
 
 
-def in_child(work) -> str:
+def in_child(work):
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:

@@ -1,21 +1,11 @@
 """A restore of what was lost alone: all else stays, and training goes on where it is."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
 from inshrink_core.errors import InputError, NotFoundError
 from inshrink_core.training.saver import Saver
-from tests.runs import model, train
-
-
-def sgd(network):
-    return torch.optim.SGD(network.parameters(), lr=1e-2, momentum=0.9)
-
-
-def adam(network):
-    return torch.optim.AdamW(network.parameters(), lr=1e-3)
+from tests.runs import adam, model, sgd, train
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def run():
     return inshrink_core.open(inshrink_core.sample("digits-cnn"))
 
 
-def write(run, target: Path, n_parts: int, order=None, **settings) -> Path:
+def write(run, target, n_parts, order=None, **settings):
     """Write an archive in parts, one after the other."""
     settings = {"codec": "lattice", "steps": run.steps[:N_STEPS], **settings}
     for part in order or range(n_parts):
@@ -60,7 +60,7 @@ def write(run, target: Path, n_parts: int, order=None, **settings) -> Path:
     return target
 
 
-def content(path: Path) -> dict:
+def content(path):
     """Return every block by step and key, and every decoded tensor; ids, and what is of a part, left out."""
     archive = Archive.open(path)
     found = {}
@@ -95,7 +95,7 @@ def template(tmp_path_factory, run):
     return folder
 
 
-def files(path: Path) -> dict:
+def files(path):
     return {file.name: file.read_bytes() for file in path.rglob("*") if file.is_file()}
 
 
@@ -333,13 +333,13 @@ def test_shares_come_from_the_option_or_from_what_started_the_process():
 # ---- what starts parts ---------------------------------------------------------------------------
 
 
-def environment(**more: str) -> dict[str, str]:
+def environment(**more):
     names = {"RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID"}
     remaining = {k: v for k, v in os.environ.items() if k not in names and not k.startswith("SLURM_")}
     return remaining | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **more}
 
 
-def torchrun(*words: str, cwd: Path) -> subprocess.CompletedProcess:
+def torchrun(*words, cwd):
     launcher = [sys.executable, "-P", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = [*launcher, "-m", "inshrink_core", *words]
     return subprocess.run(

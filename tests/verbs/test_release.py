@@ -1,12 +1,8 @@
 """Release: what the archive is proven to hold goes, and nothing else, whenever it is cut off."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from importlib import import_module
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,47 +11,38 @@ from benchmarks.crash.verbs import write_run_of_folders
 from inshrink_core.chain import Archive
 from inshrink_core.errors import InputError, StorageError
 from inshrink_core.verbs import prune, release
+from tests.formats.run_builders import content_of
 from tests.runs import write_run
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Path:
+def run(tmp_path):
     write_run_of_folders(tmp_path / "run")
     return tmp_path / "run"
 
 
 @pytest.fixture
-def archive(run: Path, tmp_path: Path) -> Path:
+def archive(run, tmp_path):
     inshrink_core.compress(run, tmp_path / "a.inshrink", codec="lossless", optimizer="exact")
     return tmp_path / "a.inshrink"
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    return {
-        path.relative_to(folder).as_posix(): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and not path.is_symlink()
-    }
-
-
-def names(folder: Path) -> list[str]:
+def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def why(report: Any) -> dict[int, str]:
+def why(report):
     return {row.step: row.why for row in report.steps}
 
 
-def test_what_is_released_comes_back_bit_for_bit_and_the_newest_stay(
-    run: Path, archive: Path, tmp_path: Path
-) -> None:
-    before = contents(run)
+def test_what_is_released_comes_back_bit_for_bit_and_the_newest_stay(run, archive, tmp_path):
+    before = content_of(run)
     report = release(run, archive, apply=True)
     assert report.released == (1, 2)
     assert names(run) == ["checkpoint-3", "checkpoint-4"]
     inshrink_core.restore(archive, tmp_path / "again", steps=[1, 2])
     shutil.copytree(run, tmp_path / "again", dirs_exist_ok=True)
-    assert contents(tmp_path / "again") == before
+    assert content_of(tmp_path / "again") == before
     assert inshrink_core.compress(run, archive).appended == ()
     assert release(run, archive, apply=True).released == ()
 
@@ -63,7 +50,7 @@ def test_what_is_released_comes_back_bit_for_bit_and_the_newest_stay(
 @pytest.mark.parametrize(
     "given", ["optimizer", "pruned", "extra", "link", "changed", "unreadable", "missing"]
 )
-def test_what_the_archive_does_not_hold_stays(run: Path, tmp_path: Path, given: str) -> None:
+def test_what_the_archive_does_not_hold_stays(run, tmp_path, given):
     target = tmp_path / "a"
     options = {"optimizer": "drop" if given == "optimizer" else "exact", "codec": "lossless"}
     steps = [1, 3, 4] if given == "missing" else [1, 2, 3, 4]
@@ -81,41 +68,37 @@ def test_what_the_archive_does_not_hold_stays(run: Path, tmp_path: Path, given: 
         (run / "checkpoint-2").symlink_to(tmp_path / "elsewhere")
     elif given == "changed":
         (run / "checkpoint-2" / "trainer_state.json").write_text('{"global_step": 2, "more": 1}')
-    before = contents(run), contents(tmp_path / "elsewhere")
+    before = content_of(run), content_of(tmp_path / "elsewhere")
     report = release(run, target, apply=True, follow_links=True)
     assert 2 not in report.released
-    after = contents(run), contents(tmp_path / "elsewhere")
+    after = content_of(run), content_of(tmp_path / "elsewhere")
     remaining = [name for name in before[0] if name.startswith("checkpoint-2/")]
     assert all(after[0][name] == before[0][name] for name in remaining)
     assert after[1] == before[1]
     assert (report.failure is not None) == (given == "changed")
 
 
-def test_a_file_that_is_written_meanwhile_stays(
-    run: Path, archive: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_is_written_meanwhile_stays(run, archive, monkeypatch):
     module = import_module("inshrink_core.verbs.verify")
     genuine = module.verified_step
 
-    def compared(view: Archive, info: Any, originals: Any) -> Any:
+    def compared(view, info, originals):
         found = genuine(view, info, originals)
         path = run / f"checkpoint-{info.step}" / "trainer_state.json"
         path.write_text(path.read_text())  # the same bytes at another time
         return found
 
     monkeypatch.setattr(module, "verified_step", compared)
-    before = contents(run)
+    before = content_of(run)
     report = release(run, archive, apply=True)
     assert why(report)[1] == "it changed while it was compared" or "cannot be read" in why(report)[1]
-    assert contents(run) == before
+    assert content_of(run) == before
 
 
-def test_a_deletion_that_was_cut_off_is_seen_by_no_reader_and_finished(
-    run: Path, archive: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_deletion_that_was_cut_off_is_seen_by_no_reader_and_finished(run, archive, monkeypatch):
     genuine, calls = os.unlink, []
 
-    def dying(path: Any, **options: Any) -> None:
+    def dying(path, **options):
         calls.append(path)
         if len(calls) == 2:
             raise KeyboardInterrupt
@@ -126,7 +109,7 @@ def test_a_deletion_that_was_cut_off_is_seen_by_no_reader_and_finished(
         release(run, archive, apply=True)
     monkeypatch.undo()
     (hidden,) = run.glob(".checkpoint-1.*.inshrink-released")
-    assert len(contents(hidden)) == 2
+    assert len(content_of(hidden)) == 2
     assert inshrink_core.open(run).steps == (2, 3, 4)
     report = release(run, archive, apply=True)
     assert report.finished == (1,)
@@ -134,30 +117,28 @@ def test_a_deletion_that_was_cut_off_is_seen_by_no_reader_and_finished(
     assert names(run) == ["checkpoint-3", "checkpoint-4"]
 
 
-def test_a_cut_off_deletion_is_not_finished_where_another_archive_is_given(run: Path, archive: Path) -> None:
+def test_a_cut_off_deletion_is_not_finished_where_another_archive_is_given(run, archive):
     hidden = (run / "checkpoint-1").rename(run / f".checkpoint-1.{'00' * 16}.inshrink-released")
     with pytest.raises(InputError, match="this archive does not hold the checkpoint"):
         release(run, archive, apply=True)
-    assert len(contents(hidden)) == 3
+    assert len(content_of(hidden)) == 3
 
 
 @pytest.mark.parametrize("is_taken", [False, True])
-def test_what_was_hidden_and_not_compared_again_gets_its_name_back(
-    run: Path, archive: Path, is_taken: bool
-) -> None:
-    before = contents(run)
+def test_what_was_hidden_and_not_compared_again_gets_its_name_back(run, archive, is_taken):
+    before = content_of(run)
     hidden = (run / "checkpoint-3").rename(run / ".checkpoint-3.inshrink-releasing")
     if is_taken:
         (run / "checkpoint-3").mkdir()
         with pytest.raises(StorageError, match="a new file has its name"):
             release(run, archive, apply=True)
-        assert len(contents(hidden)) == 3
+        assert len(content_of(hidden)) == 3
     else:
         assert release(run, archive, steps=[3], keep_newest=2, apply=True).released == ()
-        assert contents(run) == before
+        assert content_of(run) == before
 
 
-def test_the_base_model_of_the_archive_stays(tmp_path: Path) -> None:
+def test_the_base_model_of_the_archive_stays(tmp_path):
     flat = write_run(tmp_path / "run", n_steps=5)
     inshrink_core.compress(flat, tmp_path / "a", codec="lossless", optimizer="exact", base=flat / "step_5.pt")
     report = release(flat, tmp_path / "a", apply=True)
@@ -166,7 +147,7 @@ def test_the_base_model_of_the_archive_stays(tmp_path: Path) -> None:
     assert report.released == (10, 15)
 
 
-def test_a_watch_releases_what_it_has_archived(tmp_path: Path) -> None:
+def test_a_watch_releases_what_it_has_archived(tmp_path):
     flat = write_run(tmp_path / "run", n_steps=4)
     output = []
     report = inshrink_core.compress(

@@ -1,9 +1,6 @@
 """Retention: rules say what stays and why; where optimizer state goes, everything else keeps every bit."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -21,16 +18,16 @@ from tests.verbs.test_prune import branched, compressed, frame_bits
 
 
 @pytest.fixture(scope="module")
-def template(run_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def template(run_path, tmp_path_factory):
     return compressed(run_path, tmp_path_factory.mktemp("made") / "a.inshrink", "lattice", "compressed")
 
 
-def steps_with_state(path: Path) -> list[int]:
+def steps_with_state(path):
     archive = Archive.open(path)
     return [f.step for f in archive.frames if any("@" in key for key in archive.checkpoint(f))]
 
 
-def assert_kept(before: dict[tuple[int, int], dict[str, bytes]], path: Path) -> None:
+def assert_kept(before, path):
     """Every tensor and file that is there has the bits it had, and all that belongs to a model is there."""
     archive = Archive.open(path)
     for place, stored in frame_bits(path).items():
@@ -45,8 +42,8 @@ def assert_kept(before: dict[tuple[int, int], dict[str, bytes]], path: Path) -> 
     [("lattice", "compressed"), ("lattice", "exact"), ("inshrinkerator", "compact"), ("lossless", "exact")],
 )
 def test_the_state_of_the_last_steps_alone_stays_and_no_kept_bit_changes(
-    run_path: Path, tmp_path: Path, codec: str, optimizer: str
-) -> None:
+    run_path, tmp_path, codec, optimizer
+):
     target = compressed(run_path, tmp_path / "a", codec, optimizer)
     before = frame_bits(target)
     plan = inshrink_core.verbs.prune(target, optimizer_last=2)
@@ -61,7 +58,7 @@ def test_the_state_of_the_last_steps_alone_stays_and_no_kept_bit_changes(
     assert inshrink_core.verbs.prune(target, optimizer_last=2, apply=True).plan.stripped == ()
 
 
-def test_the_run_is_still_known_and_training_goes_on(path: Path, run_path: Path, tmp_path: Path) -> None:
+def test_the_run_is_still_known_and_training_goes_on(path, run_path, tmp_path):
     inshrink_core.verbs.prune(path, keep_last=4, optimizer_last=2, apply=True)
     longer = write_run(tmp_path / "longer", n_steps=11)
     report = inshrink_core.compress(longer, path)
@@ -76,7 +73,7 @@ def test_the_run_is_still_known_and_training_goes_on(path: Path, run_path: Path,
     assert check_archive(path) == ()
 
 
-def test_another_run_is_still_told_apart(path: Path, tmp_path: Path) -> None:
+def test_another_run_is_still_told_apart(path, tmp_path):
     inshrink_core.verbs.prune(path, optimizer_last=1, apply=True)
     other = write_run(tmp_path / "other", n_steps=2)
     state = torch.load(other / "step_10.pt", weights_only=True)
@@ -88,7 +85,7 @@ def test_another_run_is_still_told_apart(path: Path, tmp_path: Path) -> None:
     ]
 
 
-def test_branches_each_keep_the_state_of_their_last_steps(path: Path, run_path: Path, tmp_path: Path) -> None:
+def test_branches_each_keep_the_state_of_their_last_steps(path, run_path, tmp_path):
     branched(run_path, path, tmp_path)
     before = frame_bits(path)
     inshrink_core.verbs.prune(path, optimizer_last=1, apply=True)
@@ -98,7 +95,7 @@ def test_branches_each_keep_the_state_of_their_last_steps(path: Path, run_path: 
     assert inshrink_core.verify(path, deep=True).ok
 
 
-def test_training_goes_on_from_a_step_without_state(path: Path, run_path: Path, tmp_path: Path) -> None:
+def test_training_goes_on_from_a_step_without_state(path, run_path, tmp_path):
     inshrink_core.verbs.prune(path, optimizer_last=1, apply=True)
     for step in (25, 30):
         (tmp_path / "again").mkdir(exist_ok=True)
@@ -111,7 +108,7 @@ def test_training_goes_on_from_a_step_without_state(path: Path, run_path: Path, 
     assert inshrink_core.verify(path, deep=True).ok
 
 
-def test_a_frame_in_parts_loses_state_in_each_part(run_path: Path, tmp_path: Path) -> None:
+def test_a_frame_in_parts_loses_state_in_each_part(run_path, tmp_path):
     target = tmp_path / "a.inshrink"
     for part in ("1/2", "2/2"):
         inshrink_core.compress(run_path, target, part=part, optimizer="exact")
@@ -122,7 +119,7 @@ def test_a_frame_in_parts_loses_state_in_each_part(run_path: Path, tmp_path: Pat
     assert inshrink_core.verify(target, deep=True, against=inshrink_core.open(run_path)).ok
 
 
-def test_a_first_frame_upon_a_base_model_stays_upon_it(run_path: Path, tmp_path: Path) -> None:
+def test_a_first_frame_upon_a_base_model_stays_upon_it(run_path, tmp_path):
     target, base = tmp_path / "a.inshrink", run_path / "step_5.pt"
     inshrink_core.compress(run_path, target, steps=[10, 15, 20], base=base, codec="lossless")
     before = frame_bits(target)
@@ -133,9 +130,7 @@ def test_a_first_frame_upon_a_base_model_stays_upon_it(run_path: Path, tmp_path:
     assert [problem.what for problem in found.problems] == ["not in the archive: steps 25, 30, 35, 40, 45"]
 
 
-def test_a_restore_of_a_step_without_state_says_so_and_keeps_the_layout_where_it_can(
-    path: Path, tmp_path: Path
-) -> None:
+def test_a_restore_of_a_step_without_state_says_so_and_keeps_the_layout_where_it_can(path, tmp_path):
     write_run_of_folders(tmp_path / "folders")
     folders = compressed(tmp_path / "folders", tmp_path / "f.inshrink", "lossless")
     for target in (path, folders):
@@ -153,7 +148,7 @@ def test_a_restore_of_a_step_without_state_says_so_and_keeps_the_layout_where_it
     assert inshrink_core.restore(path, tmp_path / "last").without_state == ()
 
 
-def test_the_best_steps_by_the_log_of_the_run_stay(path: Path, run_path: Path, tmp_path: Path) -> None:
+def test_the_best_steps_by_the_log_of_the_run_stay(path, run_path, tmp_path):
     rows = [{"step": step, "val_loss": abs(step - 21), "score": step % 20} for step in range(5, 50, 5)]
     log = tmp_path / "metrics.jsonl"
     log.write_text("\n".join(map(json.dumps, rows)))
@@ -169,7 +164,7 @@ def test_the_best_steps_by_the_log_of_the_run_stay(path: Path, run_path: Path, t
         inshrink_core.verbs.prune(path, keep_best="val_loss:2")
 
 
-def test_the_best_steps_by_the_trainers_own_state_stay(tmp_path: Path) -> None:
+def test_the_best_steps_by_the_trainers_own_state_stay(tmp_path):
     write_run_of_folders(tmp_path / "run")
     for step in (1, 2, 3, 4):
         history = [{"step": at, "eval_loss": [0.5, 0.1, 0.4, 0.3][at - 1]} for at in range(1, step + 1)]
@@ -180,9 +175,7 @@ def test_the_best_steps_by_the_trainers_own_state_stay(tmp_path: Path) -> None:
     assert [frame.step for frame in plan.kept] == [2, 4]
 
 
-def test_the_dry_run_says_what_is_kept_and_why_what_goes_and_what_is_freed(
-    path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_dry_run_says_what_is_kept_and_why_what_goes_and_what_is_freed(path, capsys):
     files = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
     report = inshrink_core.verbs.prune(path, keep_every=20, keep_last=3, optimizer_last=2)
     report.show(Console(width=120))
@@ -203,7 +196,7 @@ def test_the_dry_run_says_what_is_kept_and_why_what_goes_and_what_is_freed(
     assert [step for step, row in rows.items() if row["state_dropped"]] == [20, 35]
 
 
-def test_a_policy_that_makes_no_sense_is_refused() -> None:
+def test_a_policy_that_makes_no_sense_is_refused():
     for options in ({"keep_last": 0}, {"optimizer_last": 0}, {"keep_best": "loss"}, {"keep_best": "loss:0"}):
         with pytest.raises(InputError):
             Retention(**options)  # type: ignore[arg-type]

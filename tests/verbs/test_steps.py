@@ -1,25 +1,16 @@
 """Steps that a verb is asked for: a number, a text, or several of them."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 import inshrink_core
 from inshrink_core.errors import InputError
-from tests.runs import write_run
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory) -> Path:
-    return write_run(tmp_path_factory.mktemp("steps") / "run")
-
-
-@pytest.fixture(scope="module")
-def archive(run: Path) -> Path:
-    target = run.parent / "run.inshrink"
-    inshrink_core.compress(run, target, codec="lossless")
-    return target
+def archive(run_path):
+    inshrink_core.compress(run_path, run_path.parent / "run.inshrink", codec="lossless", steps=":20")
+    return run_path.parent / "run.inshrink"
 
 
 @pytest.mark.parametrize(
@@ -35,11 +26,11 @@ def archive(run: Path) -> Path:
         ([5, "15:"], (5, 15, 20)),
     ],
 )
-def test_one_step_is_given_as_several_are(archive: Path, tmp_path: Path, steps, chosen):
+def test_one_step_is_given_as_several_are(archive, tmp_path, steps, chosen):
     assert inshrink_core.restore(archive, tmp_path / "out", steps=steps).steps == chosen
 
 
 @pytest.mark.parametrize("steps", [1.5, [2.0], [None], b"5", np.array(0.5)])
-def test_what_is_no_step_is_refused(archive: Path, tmp_path: Path, steps):
+def test_what_is_no_step_is_refused(archive, tmp_path, steps):
     with pytest.raises(InputError, match="a step is a whole number, or a text"):
         inshrink_core.restore(archive, tmp_path / "out", steps=steps)

@@ -1,13 +1,10 @@
 """What looks like a checkpoint and is not archived is named, the rest is archived, the verb ends with 1."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -29,44 +26,45 @@ LOST = 200
 EXACT = {"codec": "lossless", "optimizer": "exact", "threads": 1}
 
 
-def weights(step: int) -> dict[str, torch.Tensor]:
+def weights(step):
     generator = torch.Generator().manual_seed(step)
     return {"fc.weight": torch.randn(40, 30, generator=generator), "fc.bias": torch.ones(40) * step}
 
 
-def torch_files(root: Path) -> Path:
+def torch_files(root):
+    root.mkdir(exist_ok=True)
     for step in STEPS:
         torch.save({"model": weights(step), "step": step}, root / f"step_{step}.pt")
     return root / f"step_{LOST}.pt"
 
 
-def safetensors_files(root: Path) -> Path:
+def safetensors_files(root):
     for step in STEPS:
         save_file(weights(step), root / f"model_{step}.safetensors", metadata={"step": str(step)})
     return root / f"model_{LOST}.safetensors"
 
 
-def suffixless_files(root: Path) -> Path:
+def suffixless_files(root):
     for step in STEPS:
         torch.save({"model": weights(step)}, root / f"ckpt_{step}")
     return root / f"ckpt_{LOST}"
 
 
-def huggingface(root: Path, name: str = "model.safetensors") -> Path:
+def huggingface(root, name="model.safetensors"):
     save_huggingface(root, STEPS)
     return root / f"checkpoint-{LOST}" / name
 
 
-def shards_of_huggingface(root: Path) -> Path:
+def shards_of_huggingface(root):
     save_huggingface(root, STEPS, sharded=True)
     return root / f"checkpoint-{LOST}" / "model-00002-of-00002.safetensors"
 
 
-def optimizer_of_huggingface(root: Path) -> Path:
+def optimizer_of_huggingface(root):
     return huggingface(root, "optimizer.pt")
 
 
-def distributed(root: Path, name: str = "__1_0.distcp") -> Path:
+def distributed(root, name="__1_0.distcp"):
     for step in STEPS:
         parts = weights(step)["fc.weight"].chunk(2)
         rows = [(rank, (rank * 20, 0), part) for rank, part in enumerate(parts)]
@@ -75,32 +73,32 @@ def distributed(root: Path, name: str = "__1_0.distcp") -> Path:
     return root / f"step-{LOST}" / name
 
 
-def metadata_of_distributed(root: Path) -> Path:
+def metadata_of_distributed(root):
     return distributed(root, ".metadata")
 
 
-def cut(path: Path) -> None:
+def cut(path):
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-def empty(path: Path) -> None:
+def empty(path):
     path.write_bytes(b"")
 
 
-def zeroed(path: Path) -> None:
+def zeroed(path):
     path.write_bytes(bytes(path.stat().st_size))
 
 
-def deleted(path: Path) -> None:
+def deleted(path):
     path.unlink()
 
 
-def dangling(path: Path) -> None:
+def dangling(path):
     path.unlink()
     path.symlink_to(path.parent / "gone")
 
 
-def a_pipe(path: Path) -> None:
+def a_pipe(path):
     path.unlink()
     os.mkfifo(path)
 
@@ -116,7 +114,7 @@ CASES = [
 """Every damage to a file and to a folder; of the other layouts, one that its reader has to notice itself."""
 
 
-def damaged_run(root: Path, make: Callable[[Path], Path], damage: Callable[[Path], None]) -> Path:
+def damaged_run(root, make, damage):
     """Make a run and damage a file of it; return the file or folder of the step that is lost."""
     root.mkdir()
     path = make(root)
@@ -124,14 +122,12 @@ def damaged_run(root: Path, make: Callable[[Path], Path], damage: Callable[[Path
     return path if path.parent == root else path.parent
 
 
-def named(make: object) -> str:
+def named(make):
     return getattr(make, "__name__", "")
 
 
 @pytest.mark.parametrize(("make", "damage"), CASES, ids=named)
-def test_what_cannot_be_read_is_named_and_the_rest_is_archived(
-    make: Callable[[Path], Path], damage: Callable[[Path], None], tmp_path: Path, capsys
-):
+def test_what_cannot_be_read_is_named_and_the_rest_is_archived(make, damage, tmp_path, capsys):
     lost = damaged_run(tmp_path / "run", make, damage)
     target = tmp_path / "a.inshrink"
     assert main(["compress", str(tmp_path / "run"), "-o", str(target), "--codec", "lossless", "--json"]) == 1
@@ -151,7 +147,7 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_archived(
     assert main(["verify", str(target), "--against", str(tmp_path / "run"), "--skip-damaged", "-q"]) == 0
 
 
-def test_a_step_that_was_asked_for_ends_with_2(tmp_path: Path, capsys):
+def test_a_step_that_was_asked_for_ends_with_2(tmp_path, capsys):
     damaged_run(tmp_path / "run", torch_files, cut)
     run, target = str(tmp_path / "run"), tmp_path / "a.inshrink"
     assert main(["compress", run, "-o", str(target), "--steps", "100:200", "--json"]) == 2
@@ -165,9 +161,8 @@ def test_a_step_that_was_asked_for_ends_with_2(tmp_path: Path, capsys):
 
 
 @pytest.mark.parametrize("bounded", [False, True])
-def test_a_step_that_fails_halfway_leaves_no_partial_frame(bounded: bool, tmp_path: Path, capsys):
+def test_a_step_that_fails_halfway_leaves_no_partial_frame(bounded, tmp_path, capsys):
     root = tmp_path / "run"
-    root.mkdir()
     path = torch_files(root)
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
@@ -202,9 +197,8 @@ def test_a_step_that_fails_halfway_leaves_no_partial_frame(bounded: bool, tmp_pa
     assert main([*compare, "--steps", "200"]) == 2
 
 
-def test_sound_means_that_all_of_the_run_can_be_restored(tmp_path: Path, capsys):
+def test_sound_means_that_all_of_the_run_can_be_restored(tmp_path, capsys):
     root, target = tmp_path / "run", tmp_path / "a.inshrink"
-    root.mkdir()
     torch_files(root)
     inshrink_core.compress(root, target, steps=[100], **EXACT)
     assert main(["verify", str(target), "--against", str(root)]) == 1
@@ -216,9 +210,8 @@ def test_sound_means_that_all_of_the_run_can_be_restored(tmp_path: Path, capsys)
     assert main(["verify", str(target), "--against", str(root), "-q"]) == 0
 
 
-def test_what_is_no_checkpoint_is_not_called_unreadable(tmp_path: Path):
+def test_what_is_no_checkpoint_is_not_called_unreadable(tmp_path):
     root = tmp_path / "run"
-    root.mkdir()
     torch_files(root)
     (root / "training_args.bin").write_bytes(b"\x80\x04N.")
     (root / "tokens.bin").write_bytes(b"\x17\x00\x18\x00" * 99)
@@ -246,15 +239,14 @@ def test_what_is_no_checkpoint_is_not_called_unreadable(tmp_path: Path):
     assert report.fates["duplicate"] == 2
 
 
-def test_a_watch_waits_for_what_is_unfinished_and_names_what_stays_so(tmp_path: Path):
+def test_a_watch_waits_for_what_is_unfinished_and_names_what_stays_so(tmp_path):
     root = tmp_path / "run"
-    root.mkdir()
     torch_files(root)
     finished = (root / "step_200.pt").read_bytes()
     cut(root / "step_200.pt")
     empty(root / "step_100.pt")
 
-    def finish() -> None:
+    def finish():
         time.sleep(0.4)
         (root / "step_200.pt").write_bytes(finished)
 
@@ -273,7 +265,7 @@ def test_a_watch_waits_for_what_is_unfinished_and_names_what_stays_so(tmp_path: 
     assert main(["verify", str(tmp_path / "a.inshrink"), "--against", str(root), "-q"]) == 1
 
 
-def test_steps_whose_files_are_called_alike_are_restored_apart(tmp_path: Path):
+def test_steps_whose_files_are_called_alike_are_restored_apart(tmp_path):
     for folder, step in (("a", 100), ("b", 200)):
         (tmp_path / folder).mkdir()
         torch.save({"model": weights(step), "step": step}, tmp_path / folder / "model.pt")
@@ -294,7 +286,7 @@ def test_steps_whose_files_are_called_alike_are_restored_apart(tmp_path: Path):
         max_size=6,
     )
 )
-def test_whatever_compress_accepts_restore_writes(tmp_path_factory, names: list[str]):
+def test_whatever_compress_accepts_restore_writes(tmp_path_factory, names):
     tmp_path = tmp_path_factory.mktemp("names")
     folder = tmp_path / "run" / "checkpoint-1"
     folder.mkdir(parents=True)
@@ -314,9 +306,8 @@ def test_whatever_compress_accepts_restore_writes(tmp_path_factory, names: list[
     shutil.rmtree(tmp_path)
 
 
-def test_an_original_that_rots_later_is_named_by_compare_and_verify(tmp_path: Path, capsys):
+def test_an_original_that_rots_later_is_named_by_compare_and_verify(tmp_path, capsys):
     root, target = tmp_path / "run", tmp_path / "a.inshrink"
-    root.mkdir()
     path = torch_files(root)
     inshrink_core.compress(root, target, **EXACT)
     cut(path)
@@ -326,7 +317,7 @@ def test_an_original_that_rots_later_is_named_by_compare_and_verify(tmp_path: Pa
     assert main(["compress", str(root), "-o", str(target), "-q"]) == 1
 
 
-def test_a_folder_saver_names_what_it_could_not_archive(tmp_path: Path, caplog):
+def test_a_folder_saver_names_what_it_could_not_archive(tmp_path, caplog):
     save_huggingface(tmp_path / "run", STEPS)
     cut(tmp_path / "run" / "checkpoint-200" / "optimizer.pt")
     empty(tmp_path / "run" / "checkpoint-300" / "model.safetensors")

@@ -1,10 +1,6 @@
 """The guide's module, as a package of its own, is a command and a function; see docs/guides/verb.md."""
 
-from __future__ import annotations
-
 import json
-import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -15,15 +11,15 @@ RUN = str(inshrink_core.sample("digits-cnn"))
 
 
 @pytest.fixture(scope="module")
-def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def package(tmp_path_factory):
     return install("verb", tmp_path_factory.mktemp("installed"), "inshrink_zeros.py")
 
 
-def inshrink(package: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def inshrink(package, *words):
     return python(package, "-m", "inshrink_core.cli", *words)
 
 
-def test_the_verb_of_the_guide_is_one_of_the_command_line(package: Path):
+def test_the_verb_of_the_guide_is_one_of_the_command_line(package):
     assert "Show which tensors have zeros." in inshrink(package, "--help").stdout
     shown = " ".join(inshrink(package, "zeros", "--help").stdout.split())
     for reported in ("--least", "--follow-links", "inshrink zeros runs/digits --least 0.5"):
@@ -36,7 +32,7 @@ def test_the_verb_of_the_guide_is_one_of_the_command_line(package: Path):
     assert (wrong.returncode, json.loads(wrong.stdout)["error"]["remedy"]) == (2, "name one that is there")
 
 
-def test_the_verb_of_the_guide_is_a_function(package: Path):
+def test_the_verb_of_the_guide_is_a_function(package):
     code = blocks("verb", "python")[1].replace("runs/digits", RUN)
     done = python(package, "-c", code)
     assert done.returncode == 0, done.stderr

@@ -1,7 +1,5 @@
 """Watching a training: what is finished is archived, what vanishes is told, Ctrl-C ends it cleanly."""
 
-from __future__ import annotations
-
 import functools
 import os
 import shutil
@@ -10,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
@@ -18,10 +15,7 @@ import inshrink_core
 from inshrink_core.archive import ArchiveWriter, is_archive
 from inshrink_core.chain import Archive
 from inshrink_core.errors import InputError, LockedError, NotFoundError, StepConflictError
-from inshrink_core.execution.progress import Progress
-from inshrink_core.verbs.compress import Compress
 from inshrink_core.verbs.shared import watch as watching
-from inshrink_core.verbs.shared.compressing import CompressReport
 from tests.runs import write_run
 from tests.signals import hear_ctrl_c
 
@@ -33,11 +27,18 @@ watch = functools.partial(inshrink_core.compress, watch=True, interval=INTERVAL)
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(tmp_path_factory):
     return write_run(tmp_path_factory.mktemp("run") / "run", n_steps=6)
 
 
-def put(source: Path, target: Path) -> None:
+@pytest.fixture
+def folder(tmp_path):
+    """Where a trainer saves."""
+    (tmp_path / "run").mkdir()
+    return tmp_path / "run"
+
+
+def put(source, target):
     """Write a checkpoint as a trainer does that is not careful: under its own name, in two pieces."""
     content = source.read_bytes()
     with target.open("wb") as file:
@@ -50,12 +51,12 @@ def put(source: Path, target: Path) -> None:
 class Trainer(threading.Thread):
     """Saves one checkpoint after the other, once the one before is archived or the time is up."""
 
-    def __init__(self, finished: Path, folder: Path, *, keep: int | None = None) -> None:
+    def __init__(self, finished, folder, *, keep=None):
         super().__init__(daemon=True)
         self.finished, self.folder, self.keep = finished, folder, keep
         self.archived = threading.Semaphore(0)
 
-    def run(self) -> None:
+    def run(self):
         for step in range(5, 35, 5):
             put(self.finished / f"step_{step}.pt", self.folder / f"step_{step}.pt")
             self.archived.acquire(timeout=20)
@@ -63,14 +64,12 @@ class Trainer(threading.Thread):
                 for old in sorted(self.folder.glob("*.pt"), key=lambda p: int(p.stem[5:]))[: -self.keep]:
                     old.unlink()
 
-    def hear(self, event: Progress) -> None:
+    def hear(self, event):
         if event.detail.startswith("archived"):
             self.archived.release()
 
 
-def test_each_checkpoint_is_archived_before_the_trainer_deletes_it(finished: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    folder.mkdir()
+def test_each_checkpoint_is_archived_before_the_trainer_deletes_it(finished, folder, tmp_path):
     trainer = Trainer(finished, folder, keep=1)
     trainer.start()
     report = watch(folder, tmp_path / "a", until=30, idle=60, progress=trainer.hear, **OPTIONS)
@@ -84,15 +83,13 @@ def test_each_checkpoint_is_archived_before_the_trainer_deletes_it(finished: Pat
     assert all(row.error.bit_exact for row in verification.errors)
 
 
-def test_until_archives_nothing_beyond_the_step(finished: Path, tmp_path: Path) -> None:
+def test_until_archives_nothing_beyond_the_step(finished, tmp_path):
     report = watch(finished, tmp_path / "a", until=12, **OPTIONS)
     assert report.appended == (5, 10, 15)
     assert Archive.open(tmp_path / "a").steps == (5, 10, 15)
 
 
-def test_half_written_checkpoint_waits_until_it_is_whole(finished: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    folder.mkdir()
+def test_half_written_checkpoint_waits_until_it_is_whole(finished, folder, tmp_path):
     content = (finished / "step_5.pt").read_bytes()
     (folder / "step_5.pt").write_bytes(content[:3000])
     report = watch(folder, tmp_path / "a", idle=0.3, **OPTIONS)
@@ -103,10 +100,10 @@ def test_half_written_checkpoint_waits_until_it_is_whole(finished: Path, tmp_pat
     assert report.appended == (5,)
 
 
-def test_directory_is_finished_when_it_has_what_the_one_before_had(finished: Path, tmp_path: Path) -> None:
+def test_directory_is_finished_when_it_has_what_the_one_before_had(finished, tmp_path):
     folder = tmp_path / "run"
 
-    def save(step: int, *names: str) -> None:
+    def save(step, *names):
         (folder / f"checkpoint-{step}").mkdir(parents=True, exist_ok=True)
         for name in names:
             if name == "model.pt":
@@ -118,7 +115,7 @@ def test_directory_is_finished_when_it_has_what_the_one_before_had(finished: Pat
     watch(folder, tmp_path / "a", until=5, **OPTIONS)
     save(10, "model.pt", "config.json")
 
-    def late(event: Progress) -> None:
+    def late(event):
         if event.detail.startswith("skipped"):
             threading.Timer(6 * INTERVAL, save, (10, "rng.json")).start()
 
@@ -128,14 +125,12 @@ def test_directory_is_finished_when_it_has_what_the_one_before_had(finished: Pat
     assert "rng.json" in {file.path for file in archive[10].files}
 
 
-def test_checkpoint_that_vanishes_while_it_is_read_is_told_and_left_out(
-    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_checkpoint_that_vanishes_while_it_is_read_is_told_and_left_out(finished, tmp_path, monkeypatch):
     folder = tmp_path / "run"
     shutil.copytree(finished, folder)
     real = watching.write_run
 
-    def deleted_meanwhile(request: Compress) -> CompressReport:
+    def deleted_meanwhile(request):
         (folder / "step_10.pt").unlink(missing_ok=True)
         return real(request)
 
@@ -146,7 +141,7 @@ def test_checkpoint_that_vanishes_while_it_is_read_is_told_and_left_out(
     assert inshrink_core.verify(tmp_path / "a", deep=True).ok
 
 
-def test_steps_that_were_pruned_do_not_come_back(finished: Path, tmp_path: Path) -> None:
+def test_steps_that_were_pruned_do_not_come_back(finished, tmp_path):
     inshrink_core.compress(finished, tmp_path / "a", steps=[5, 10, 15], codec="lossless")
     inshrink_core.verbs.prune(tmp_path / "a", keep_last=1, apply=True)
     report = watch(finished, tmp_path / "a", until=20)
@@ -154,12 +149,10 @@ def test_steps_that_were_pruned_do_not_come_back(finished: Path, tmp_path: Path)
     assert Archive.open(tmp_path / "a").steps == (15, 20)
 
 
-def test_checkpoint_written_again_with_other_values_ends_the_watch(finished: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    folder.mkdir()
+def test_checkpoint_written_again_with_other_values_ends_the_watch(finished, folder, tmp_path):
     shutil.copy(finished / "step_5.pt", folder)
 
-    def overwrite(event: Progress) -> None:
+    def overwrite(event):
         if event.detail.startswith("archived"):
             other = write_run(tmp_path / "other", n_steps=1, every=5)
             state = (other / "step_5.pt").read_bytes()
@@ -167,17 +160,10 @@ def test_checkpoint_written_again_with_other_values_ends_the_watch(finished: Pat
             shutil.copy(finished / "step_10.pt", folder / "step_5.pt")
 
     with pytest.raises((StepConflictError, InputError)):
-        watch(
-            folder,
-            tmp_path / "a",
-            idle=5,
-            step_pattern="step_{step}.pt",
-            progress=overwrite,
-            **OPTIONS,
-        )
+        watch(folder, tmp_path / "a", idle=5, step_pattern="step_{step}.pt", progress=overwrite, **OPTIONS)
 
 
-def test_bad_arguments_and_an_archive_being_written_are_told(finished: Path, tmp_path: Path) -> None:
+def test_bad_arguments_and_an_archive_being_written_are_told(finished, tmp_path):
     with pytest.raises(NotFoundError, match="no such directory"):
         watch(tmp_path / "nothing", tmp_path / "a")
     with pytest.raises(NotFoundError, match="no such directory"):
@@ -191,14 +177,14 @@ def test_bad_arguments_and_an_archive_being_written_are_told(finished: Path, tmp
         watch(finished, tmp_path / "a", **OPTIONS)
 
 
-def test_archive_that_another_process_writes_is_waited_for(finished: Path, tmp_path: Path) -> None:
+def test_archive_that_another_process_writes_is_waited_for(finished, tmp_path):
     other = ArchiveWriter(tmp_path / "a", create=True)
     threading.Timer(4 * INTERVAL, other.close).start()
     report = watch(finished, tmp_path / "a", until=5, **OPTIONS)
     assert report.appended == (5,)
 
 
-def test_ctrl_c_ends_the_watch_with_what_was_committed(finished: Path, tmp_path: Path) -> None:
+def test_ctrl_c_ends_the_watch_with_what_was_committed(finished, tmp_path):
     words = ["compress", str(finished), "-o", str(tmp_path / "a"), "--watch", "--poll", "0.1", "--json"]
     process = subprocess.Popen(
         [sys.executable, "-m", "inshrink_core.cli", *words, "--codec", "lossless"],

@@ -19,7 +19,7 @@ STEPS = (2, 3)
 class Small(nn.Module):
     """A tied head, a frozen matrix, a buffer, and shapes that no number of ranks divides."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.tok = nn.Embedding(13, 5)
         self.fc = nn.Linear(5, 7)
@@ -30,12 +30,12 @@ class Small(nn.Module):
         self.frozen.weight.requires_grad_(False)
         self.register_buffer("scale", torch.tensor([0.5, 2.0]))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         hidden = self.tok(x)
         return self.head(self.norm(hidden + self.frozen(self.fc(hidden).relu())))
 
 
-def config(stage: int, half: bool, **zero: int) -> dict:
+def config(stage, half, **zero):
     found = {
         "train_micro_batch_size_per_gpu": 4,
         "zero_optimization": {"stage": stage, **zero},
@@ -60,11 +60,11 @@ RUNS = {
 class Lookup(nn.Embedding):
     """The first stage, and with its weights the last."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(13, 5)
 
 
-def parts(name: str) -> tuple[nn.Module, dict]:
+def parts(name):
     if name != "pipeline":
         model = Small()
         decayed = [p for p in model.parameters() if p.ndim > 1 and p.requires_grad]
@@ -89,7 +89,7 @@ def parts(name: str) -> tuple[nn.Module, dict]:
     return model, {"optimizer": torch.optim.AdamW(params, lr=0.01), "model_parameters": params}
 
 
-def train(rank: int, name: str, target: str, port: int) -> None:
+def train(rank, name, target, port):
     n_ranks, settings = RUNS[name]
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(n_ranks)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "DS_ACCELERATOR": "cpu"}
@@ -113,7 +113,7 @@ def train(rank: int, name: str, target: str, port: int) -> None:
     torch.distributed.destroy_process_group()
 
 
-def main() -> None:
+def main():
     root = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent
     for port, (name, (n_ranks, _)) in enumerate(RUNS.items(), 29700):
         shutil.rmtree(root / name, ignore_errors=True)

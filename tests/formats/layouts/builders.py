@@ -6,8 +6,7 @@ import io
 import json
 import shutil
 import zlib
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any, Final
 
 import torch
@@ -41,7 +40,7 @@ CRITIC: Final[Shapes] = {"conv.weight": (4, 3, 2, 2), "conv.bias": (4,), "out.we
 """A second model, with other names and shapes."""
 
 
-def numel(*models: Shapes) -> int:
+def numel(*models):
     """Return the number of parameters of some models."""
     return sum(torch.Size(shape).numel() for shapes in models for shape in shapes.values())
 
@@ -53,17 +52,17 @@ OF_GPT_ADAM: Final = {"parameters": numel(GPT), "roles": WEIGHTS | ADAM}
 """What steps of each model have, for rows of the table."""
 
 
-def values(shapes: Shapes, step: float, seed: int = 0, prefix: str = "") -> dict[str, Tensor]:
+def values(shapes, step, seed=0, prefix=""):
     """Return tensors that move a little from step to step."""
 
-    def drawn(name: str, *of: object) -> Tensor:
+    def drawn(name, *of):
         chance = torch.Generator().manual_seed(zlib.crc32(repr((name, seed, *of)).encode()))
         return torch.randn(shapes[name], generator=chance)
 
     return {prefix + name: drawn(name) + 0.01 * drawn(name, step) for name in shapes}
 
 
-def net(step: float, seed: int = 0, prefix: str = "") -> dict[str, Tensor]:
+def net(step, seed=0, prefix=""):
     """Return the state dict of the network with BatchNorm."""
     statistics = {"norm.running_mean": (8,), "norm.running_var": (8,)}
     state: dict[str, Tensor] = {}
@@ -76,17 +75,17 @@ def net(step: float, seed: int = 0, prefix: str = "") -> dict[str, Tensor]:
     return state
 
 
-def gpt(step: float, seed: int = 0, prefix: str = "") -> dict[str, Tensor]:
+def gpt(step, seed=0, prefix=""):
     """Return the state dict of the language model."""
     return values(GPT, step, seed, prefix)
 
 
-def critic(step: float, prefix: str = "") -> dict[str, Tensor]:
+def critic(step, prefix=""):
     """Return the state dict of the second model."""
     return values(CRITIC, step, 1, prefix)
 
 
-def average(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def average(state):
     """Return a moving average of a state dict: near it, and not equal."""
     return {
         name: value.clone() if not value.is_floating_point() else value * 0.999
@@ -94,12 +93,12 @@ def average(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-def half(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def half(state):
     """Return a state dict in half precision."""
     return {name: v.half() if v.is_floating_point() else v for name, v in state.items()}
 
 
-def _optimizer(shapes: Shapes, step: int, moments: Mapping[str, float], **group: Any) -> dict[str, Any]:
+def _optimizer(shapes, step, moments, **group):
     state: dict[int, dict[str, Any]] = {}
     for i, name in enumerate(shapes):
         state[i] = {"step": torch.tensor(float(step))} if "exp_avg" in moments else {}
@@ -109,13 +108,13 @@ def _optimizer(shapes: Shapes, step: int, moments: Mapping[str, float], **group:
     return {"state": state, "param_groups": [{"lr": 1e-3, **group, "params": list(range(len(shapes)))}]}
 
 
-def adam(shapes: Shapes, step: int) -> dict[str, Any]:
+def adam(shapes, step):
     """Return the state of AdamW."""
     moments = {"exp_avg": 1e-3, "exp_avg_sq": 1e-6}
     return _optimizer(shapes, step, moments, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01, amsgrad=False)
 
 
-def sgd(shapes: Shapes, step: int) -> dict[str, Any]:
+def sgd(shapes, step):
     """Return the state of SGD with momentum."""
     return _optimizer(shapes, step, {"momentum_buffer": 1e-2}, momentum=0.9, weight_decay=1e-4)
 
@@ -123,20 +122,20 @@ def sgd(shapes: Shapes, step: int) -> dict[str, Any]:
 class Net(nn.Module):
     """The network as a module, for frameworks that pickle it as a whole."""
 
-    def __init__(self, step: float = 0) -> None:
+    def __init__(self, step=0):
         super().__init__()
         self.embed = nn.Embedding(6, 4)
         self.fc, self.norm, self.head = nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)
         self.load_state_dict(net(step))
 
 
-def save(path: Path, value: object) -> None:
+def save(path, value):
     """Write a torch file, and the folders above it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     torch.save(value, path)
 
 
-def save_stream(value: object, *paths: Path) -> None:
+def save_stream(value, *paths):
     """Write torch files of the same bytes: through a stream, zip records do not depend on the name."""
     stream = io.BytesIO()
     torch.save(value, stream)
@@ -145,13 +144,13 @@ def save_stream(value: object, *paths: Path) -> None:
         path.write_bytes(stream.getvalue())
 
 
-def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+def save_tensors(path, tensors):
     """Write a safetensors file, and the folders above it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     save_file(dict(tensors), path, metadata={"format": "pt"})
 
 
-def save_sharded(folder: Path, tensors: Mapping[str, Tensor], stem: str = "model") -> None:
+def save_sharded(folder, tensors, stem="model"):
     """Write two safetensors files and their index."""
     names = sorted(tensors)
     weight_map = {}
@@ -163,24 +162,19 @@ def save_sharded(folder: Path, tensors: Mapping[str, Tensor], stem: str = "model
     write_text(folder / f"{stem}.safetensors.index.json", json.dumps(index))
 
 
-def write_text(path: Path, text: str = "{}") -> None:
+def write_text(path, text="{}"):
     """Write a text, and the folders above it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
 
 
-def copy(source: Path, *targets: Path) -> None:
+def copy(source, *targets):
     """Copy a file byte for byte, without its time."""
     for target in targets:
         shutil.copyfile(source, target)
 
 
-def random_states(step: int) -> dict[str, Any]:
+def random_states(step):
     """Return states of random-number generators, as frameworks save them."""
     chance = torch.Generator().manual_seed(step)
     return {"python": (3, (step, 1, 2), None), "cpu": chance.get_state(), "cuda": []}
-
-
-def each(folder: Path, names: Iterable[str]) -> list[Path]:
-    """Return paths below a folder."""
-    return [folder / name for name in names]

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import json
 from argparse import Namespace
-from pathlib import Path
 from typing import Any
-
-import torch
 
 from benchmarks.fuzz.zero import GROUPS, save_zero, some_state
 from tests.formats.layouts.builders import (
@@ -29,7 +26,7 @@ from tests.formats.layouts.layout import ADAM, BUFFERS, WEIGHTS, layout
 from tests.formats.shards import save_shards
 
 
-def _nested(tensors: dict[str, Any]) -> dict[str, Any]:
+def _nested(tensors):
     """Return a state dict as a tree of modules."""
     tree: dict[str, Any] = {}
     for name, value in tensors.items():
@@ -51,7 +48,7 @@ def _nested(tensors: dict[str, Any]) -> dict[str, Any]:
     steps=(100, 200),
     **OF_GPT_ADAM,
 )
-def nanochat(folder: Path) -> None:
+def nanochat(folder):
     for step in (100, 200):
         save(folder / f"model_{step:06}.pt", gpt(step))
         for rank in (0, 1):
@@ -69,7 +66,7 @@ def nanochat(folder: Path) -> None:
     parameters=2 * numel(GPT),
     roles=WEIGHTS | ADAM,
 )
-def megatron(folder: Path) -> None:
+def megatron(folder):
     for iteration in (1000, 2000):
         for rank in (0, 1):
             state = {"args": Namespace(tensor_model_parallel_size=2), "checkpoint_version": 3.0}
@@ -90,7 +87,7 @@ def megatron(folder: Path) -> None:
     parameters=35 + 5 + 30 + 3,
     roles=WEIGHTS | BUFFERS | {"exp_avg", "exp_avg_sq", "master"},
 )
-def deepspeed(folder: Path) -> None:
+def deepspeed(folder):
     for step in (1000, 2000):
         module, state = some_state(step)
         save_zero(folder / f"global_step{step}", module, state, GROUPS, stage=1, step=step)
@@ -106,7 +103,7 @@ def deepspeed(folder: Path) -> None:
     parameters=35 + 5 + 30 + 3,
     roles=WEIGHTS | BUFFERS | {"exp_avg", "exp_avg_sq"},
 )
-def deepspeed_in_transformers(folder: Path) -> None:
+def deepspeed_in_transformers(folder):
     for step in (1000, 2000):
         module, state = some_state(step)
         inner = folder / f"checkpoint-{step}"
@@ -115,7 +112,7 @@ def deepspeed_in_transformers(folder: Path) -> None:
         write_text(inner / "latest", f"global_step{step}")
 
 
-def _shards(tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
+def _shards(tensors):
     """Return tensors as halves of two ranks."""
     cut = {name: tensor.chunk(2) for name, tensor in tensors.items()}
     return {
@@ -128,7 +125,7 @@ def _shards(tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
     }
 
 
-def _moments(step: int, prefix: str) -> dict[str, torch.Tensor]:
+def _moments(step, prefix):
     """Return an optimizer's state as DCP names it: by parameter."""
     state = zip(GPT, adam(GPT, step)["state"].values(), strict=True)
     return {
@@ -144,7 +141,7 @@ def _moments(step: int, prefix: str) -> dict[str, torch.Tensor]:
     parameters=numel(GPT),
     roles=WEIGHTS | {"exp_avg", "exp_avg_sq"},
 )
-def torchtitan(folder: Path) -> None:
+def torchtitan(folder):
     for step in (500, 1000):
         tensors = gpt(step) | _moments(step, "optimizer.state.")
         target = folder / f"checkpoint/step-{step}"
@@ -160,7 +157,7 @@ def torchtitan(folder: Path) -> None:
     parameters=numel(GPT),
     roles=WEIGHTS | {"exp_avg", "exp_avg_sq"},
 )
-def fsdp(folder: Path) -> None:
+def fsdp(folder):
     for step in (500, 1000):
         inner = folder / f"checkpoint-{step}"
         for name, tensors in (
@@ -182,7 +179,7 @@ def fsdp(folder: Path) -> None:
     parameters=numel(GPT),
     beside=("recipe_state/recipe_state.pt",),
 )
-def torchtune(folder: Path) -> None:
+def torchtune(folder):
     for epoch in (0, 1):
         save_sharded(folder / f"epoch_{epoch}", gpt(epoch), "ft-model")
         write_text(folder / f"epoch_{epoch}/config.json")
@@ -191,7 +188,7 @@ def torchtune(folder: Path) -> None:
 
 
 @layout("torchtune before 0.5", steps=(0, 1), parameters=numel(GPT), beside=("recipe_state.pt",))
-def torchtune_parts(folder: Path) -> None:
+def torchtune_parts(folder):
     for epoch in (0, 1):
         held = list(gpt(epoch).items())
         for part in (0, 1):
@@ -207,7 +204,7 @@ def torchtune_parts(folder: Path) -> None:
     steps=(1000, 2000),
     **OF_GPT_ADAM,
 )
-def olmo(folder: Path) -> None:
+def olmo(folder):
     for step in (1000, 2000):
         inner = folder / f"step{step}-unsharded"
         save(inner / "model.pt", gpt(step))
@@ -229,7 +226,7 @@ def olmo(folder: Path) -> None:
     roles=WEIGHTS | ADAM,
     models=("actor", "critic"),
 )
-def verl(folder: Path) -> None:
+def verl(folder):
     for step in (100, 200):
         for name, state, shapes in (("actor", gpt(step), GPT), ("critic", critic(step), CRITIC)):
             inner = folder / f"global_step_{step}/{name}"
@@ -248,7 +245,7 @@ def verl(folder: Path) -> None:
     parameters=numel(GPT, CRITIC),
     models=("actor", "critic"),
 )
-def rlhf(folder: Path) -> None:
+def rlhf(folder):
     for step in (100, 200):
         for name, state in (("actor", gpt(step)), ("critic", critic(step))):
             save(folder / f"checkpoint-{step}/{name}/pytorch_model.bin", state)
@@ -258,7 +255,7 @@ def rlhf(folder: Path) -> None:
 @layout(
     "merged beside a run", steps=(100, 200), parameters=numel(GPT), duplicates=("merged/model.safetensors",)
 )
-def merged(folder: Path) -> None:
+def merged(folder):
     for step in (100, 200):
         save_tensors(folder / f"checkpoint-{step}/model.safetensors", gpt(step))
     (folder / "merged").mkdir()

@@ -1,15 +1,12 @@
 """Files of a run that hold tensors, and what becomes of each."""
 
-from __future__ import annotations
-
 import zipfile
 from pathlib import Path
-from typing import Any
 
 _SHARDS = (".safetensors", ".distcp", ".pkl")
 
 
-def _holds_tensors(path: Path) -> bool:
+def _holds_tensors(path):
     if path.suffix in _SHARDS:
         # accelerate calls the states of random-number generators .pkl, and writes them as torch files.
         return not path.name.startswith("random_states")
@@ -19,7 +16,7 @@ def _holds_tensors(path: Path) -> bool:
         return path.suffix == ".zip" or any("/data/" in name for name in held.namelist())
 
 
-def tensor_files(folder: Path) -> list[str]:
+def tensor_files(folder):
     """Return the files below a folder that hold tensors, without links, relative to it."""
     return [
         path.relative_to(folder).as_posix()
@@ -28,7 +25,7 @@ def tensor_files(folder: Path) -> list[str]:
     ]
 
 
-def fates_of(run: Any, path: str) -> list[Any]:
+def fates_of(run, path):
     """Return what is recorded of a file: of itself, else of the folder that it is a part of."""
     above = [path, *(parent.as_posix() for parent in Path(path).parents)]
     recorded = ([fate for fate in run.fates if fate.path == name] for name in above)

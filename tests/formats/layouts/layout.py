@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from inshrink_core.formats.disk import natural_key
 
@@ -70,7 +70,7 @@ class Layout:
     left_out: tuple[str, ...] = ()
 
     @property
-    def shown(self) -> tuple[str, ...]:
+    def shown(self):
         """Its files, as documentation shows them."""
         if self.given:
             return self.given
@@ -80,21 +80,21 @@ class Layout:
         return tuple(sorted(names, key=natural_key))
 
     @property
-    def is_readable(self) -> bool:
+    def is_readable(self):
         """Whether the run has a step."""
         return bool(self.steps or self.order)
 
-    def write(self, folder: Path) -> Path:
+    def write(self, folder):
         """Write the run, and return its folder."""
         folder.mkdir(parents=True, exist_ok=True)
         self.files(folder)
         return folder
 
 
-def layout(framework: str, *shown: str, **expected: Any) -> Callable[[Files], Layout]:
+def layout(framework, *shown, **expected):
     """Make a row of the table from the function that writes its files."""
 
-    def made(files: Files) -> Layout:
+    def made(files):
         name = files.__name__.strip("_").replace("_", "-")
         return Layout(name=name, framework=framework, given=shown, files=files, **expected)
 

@@ -1,9 +1,5 @@
 """Single files that training scripts write: how names number them, and what else is beside them."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import torch
 
 from tests.formats.layouts.builders import (
@@ -32,34 +28,34 @@ _SCRIPT = "a training script"
 
 
 @layout(_SCRIPT, steps=(5, 20, 100), **OF_NET_ADAM)
-def steps_and_state(folder: Path) -> None:
+def steps_and_state(folder):
     for step in (5, 20, 100):
         state = {"model": net(step), "optimizer": adam(NET, step), "step": step, "rng": random_states(step)}
         save(folder / f"ckpt_{step}.pt", state)
 
 
 @layout(_SCRIPT, steps=(100, 200, 1000), parameters=numel(GPT))
-def zero_padded(folder: Path) -> None:
+def zero_padded(folder):
     for step in (100, 200, 1000):
         save(folder / f"model_{step:06}.pt", gpt(step))
 
 
 @layout(_SCRIPT, steps=(1, 2, 10), **OF_NET_SGD)
-def epochs(folder: Path) -> None:
+def epochs(folder):
     for epoch in (1, 2, 10):
         state = {"epoch": epoch, "model_state_dict": net(epoch), "optimizer_state_dict": sgd(NET, epoch)}
         save(folder / f"epoch_{epoch}.pth", state | {"loss": 1 / epoch})
 
 
 @layout(_SCRIPT, steps=(1, 2, 3), **OF_NET, duplicates=("model.pth",))
-def model_beside_epochs(folder: Path) -> None:
+def model_beside_epochs(folder):
     for epoch in (1, 2, 3):
         save(folder / f"epoch_{epoch}.pth", net(epoch))
     copy(folder / "epoch_3.pth", folder / "model.pth")
 
 
 @layout(_SCRIPT, steps=(1, 2, 3), parameters=numel(NET), beside=("optimizer.pth",))
-def optimizer_beside_epochs(folder: Path) -> None:
+def optimizer_beside_epochs(folder):
     for epoch in (1, 2, 3):
         save(
             folder / f"epoch_{epoch}.pth", {name: value for name, value in net(epoch).items() if name in NET}
@@ -69,20 +65,20 @@ def optimizer_beside_epochs(folder: Path) -> None:
 
 
 @layout(_SCRIPT, steps=(1, 2), **OF_NET, branches={"final": ("final.pth",)})
-def final_in_half_precision(folder: Path) -> None:
+def final_in_half_precision(folder):
     for epoch in (1, 2):
         save(folder / f"epoch_{epoch}.pth", net(epoch))
     save(folder / "final.pth", half(net(2)))
 
 
 @layout(_SCRIPT, steps=(9,), **OF_NET_ADAM, branches={"optimal": ("optimal.pth",)})
-def last_and_optimal(folder: Path) -> None:
+def last_and_optimal(folder):
     save(folder / "checkpoint.pt", {"net": net(9), "optim": adam(NET, 9), "epoch": 9})
     save(folder / "optimal.pth", {"net": net(4), "optim": adam(NET, 4), "epoch": 4})
 
 
 @layout(_SCRIPT, steps=(100, 200), **OF_GPT_ADAM)
-def pairs_of_model_and_optimizer(folder: Path) -> None:
+def pairs_of_model_and_optimizer(folder):
     for step in (100, 200):
         save(folder / f"model_{step:06}.pt", gpt(step))
         save(folder / f"optimizer_{step:06}.pt", adam(GPT, step))
@@ -97,7 +93,7 @@ def pairs_of_model_and_optimizer(folder: Path) -> None:
     steps=(500_000, 900_000, 1_000_000, 1_500_000),
     **OF_NET,
 )
-def thousands_and_millions(folder: Path) -> None:
+def thousands_and_millions(folder):
     for name, step in (("500k", 500_000), ("900k", 900_000), ("1M", 1_000_000), ("1.5M", 1_500_000)):
         save(folder / f"model_{name}.pt", net(step))
 
@@ -110,7 +106,7 @@ def thousands_and_millions(folder: Path) -> None:
     steps=(20_000, 100_000, 1_500_000),
     parameters=numel(GPT),
 )
-def scientific_notation(folder: Path) -> None:
+def scientific_notation(folder):
     for name, step in (("2e4", 20_000), ("1e5", 100_000), ("1.5e6", 1_500_000)):
         save(folder / f"ckpt_{name}.pt", gpt(step))
 
@@ -126,7 +122,7 @@ _TIMES = ("2024-05-12_13-45-50", "2024-05-12_13-46-10", "2024-05-13_09-07-05", "
     order=tuple(f"model_{time}.pt" for time in _TIMES),
     **OF_NET,
 )
-def dates_and_times(folder: Path) -> None:
+def dates_and_times(folder):
     for n, time in enumerate(_TIMES):
         save(folder / f"model_{time}.pt", net(n))
 
@@ -138,7 +134,7 @@ def dates_and_times(folder: Path) -> None:
     order=("2024-05-12/23-45-50/model.pt", "2024-05-13/08-01-00/model.pt"),
     parameters=numel(GPT),
 )
-def folders_of_dates(folder: Path) -> None:
+def folders_of_dates(folder):
     for n, name in enumerate(("2024-05-12/23-45-50", "2024-05-13/08-01-00")):
         save(folder / name / "model.pt", gpt(n))
         write_text(folder / name / ".hydra/config.yaml", "lr: 0.1\n")
@@ -147,19 +143,19 @@ def folders_of_dates(folder: Path) -> None:
 @layout(
     "TensorBoard's names", order=("Feb01_00-10-00/model.pt", "Feb01_09-58-30/model.pt"), parameters=numel(GPT)
 )
-def folders_of_times(folder: Path) -> None:
+def folders_of_times(folder):
     for n, name in enumerate(("Feb01_00-10-00", "Feb01_09-58-30")):
         save(folder / name / "model.pt", gpt(n))
 
 
 @layout(_SCRIPT, steps=(7, 8, 10), **OF_NET)
-def metric_in_the_name(folder: Path) -> None:
+def metric_in_the_name(folder):
     for epoch, accuracy in ((7, "0.91"), (8, "0.90"), (10, "0.93")):
         save(folder / f"model_ep{epoch:02}_acc{accuracy}.pt", net(epoch))
 
 
 @layout("Keras' names", steps=(3, 10, 20), **OF_NET)
-def metric_without_a_word(folder: Path) -> None:
+def metric_without_a_word(folder):
     for epoch, loss in ((3, "0.52"), (10, "0.31"), (20, "0.07")):
         save(folder / f"weights.{epoch:02}-{loss}.pt", net(epoch))
 
@@ -168,13 +164,13 @@ _RESTARTED = ("e0_s500", "e0_s1000", "e1_s500", "e1_s1000")
 
 
 @layout(_SCRIPT, order=tuple(f"ckpt_{name}.pt" for name in _RESTARTED), parameters=numel(GPT))
-def counter_that_restarts(folder: Path) -> None:
+def counter_that_restarts(folder):
     for n, name in enumerate(_RESTARTED):
         save(folder / f"ckpt_{name}.pt", gpt(n))
 
 
 @layout(_SCRIPT, steps=(100, 200), parameters=2 * numel(GPT), roles=WEIGHTS | ADAM)
-def ranks(folder: Path) -> None:
+def ranks(folder):
     for step in (100, 200):
         for rank in (0, 1):
             state = {"model": gpt(step, rank), "optimizer": adam(GPT, step), "step": step}
@@ -186,14 +182,14 @@ def ranks(folder: Path) -> None:
     order=("seed_0/epoch_1.pt", "seed_0/epoch_2.pt", "seed_1/epoch_1.pt", "seed_1/epoch_2.pt"),
     **OF_NET,
 )
-def seeds(folder: Path) -> None:
+def seeds(folder):
     for seed in (0, 1):
         for epoch in (1, 2):
             save(folder / f"seed_{seed}/epoch_{epoch}.pt", net(epoch, seed))
 
 
 @layout(_SCRIPT, steps=(1, 2), **OF_NET, other_models=("pretrained/backbone.pth",))
-def pretrained_beside(folder: Path) -> None:
+def pretrained_beside(folder):
     for epoch in (1, 2):
         save(folder / f"epoch_{epoch}.pth", net(epoch))
     save(folder / "pretrained/backbone.pth", gpt(0, prefix="backbone."))
@@ -208,7 +204,7 @@ def pretrained_beside(folder: Path) -> None:
     **OF_NET,
     left_out=("epoch_3.pth",),
 )
-def cut_off(folder: Path) -> None:
+def cut_off(folder):
     for epoch in (1, 2, 3):
         save(folder / f"epoch_{epoch}.pth", net(epoch))
     written = (folder / "epoch_3.pth").read_bytes()
@@ -216,20 +212,20 @@ def cut_off(folder: Path) -> None:
 
 
 @layout("safetensors", steps=(100, 200), parameters=numel(GPT))
-def safetensors_files(folder: Path) -> None:
+def safetensors_files(folder):
     for step in (100, 200):
         save_tensors(folder / f"step_{step}.safetensors", gpt(step))
 
 
 @layout("nanoGPT", steps=(5000,), **OF_GPT_ADAM)
-def nanogpt(folder: Path) -> None:
+def nanogpt(folder):
     state = {"model": gpt(5000, prefix="_orig_mod."), "optimizer": adam(GPT, 5000), "iter_num": 5000}
     arguments = {"n_layer": 1, "n_head": 1, "n_embd": 4, "block_size": 8, "bias": False, "vocab_size": 7}
     save(folder / "ckpt.pt", state | {"model_args": arguments, "best_val_loss": 1.5, "config": {"lr": 6e-4}})
 
 
 @layout("torch.optim.swa_utils", steps=(1, 2), **OF_NET_SGD, models=("averaged_model",))
-def averaged_model(folder: Path) -> None:
+def averaged_model(folder):
     for epoch in (1, 2):
         averaged = {"n_averaged": torch.tensor(epoch)}
         averaged |= {f"module.{name}": value for name, value in average(net(epoch)).items()}
@@ -238,7 +234,7 @@ def averaged_model(folder: Path) -> None:
 
 
 @layout("PyTorch's ImageNet example", steps=(9,), **OF_NET_SGD, branches={"best": ("model_best.pth.tar",)})
-def imagenet_example(folder: Path) -> None:
+def imagenet_example(folder):
     for name, epoch in (("checkpoint", 9), ("model_best", 6)):
         state = {"epoch": epoch, "arch": "resnet18", "state_dict": net(epoch, prefix="module.")}
         save(folder / f"{name}.pth.tar", state | {"best_acc1": 71.2, "optimizer": sgd(NET, epoch)})

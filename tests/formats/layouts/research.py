@@ -6,8 +6,6 @@ import pickle
 import zipfile
 from argparse import Namespace
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,7 +43,7 @@ _PAIR_ADAM = {"parameters": numel(NET, CRITIC), "roles": WEIGHTS | BUFFERS | ADA
 @layout(
     "timm", steps=(2, 3), models=("ema",), duplicates=("model_best.pth.tar", "last.pth.tar"), **OF_NET_SGD
 )
-def timm(folder: Path) -> None:
+def timm(folder):
     for epoch in (2, 3):
         state = {"epoch": epoch, "arch": "resnet50", "state_dict": net(epoch), "optimizer": sgd(NET, epoch)}
         state |= {"version": 2, "args": Namespace(lr=0.1), "state_dict_ema": average(net(epoch))}
@@ -56,7 +54,7 @@ def timm(folder: Path) -> None:
 
 
 @layout("torchvision's references", steps=(0, 1), models=("ema",), beside=("checkpoint.pth",), **OF_NET_SGD)
-def torchvision(folder: Path) -> None:
+def torchvision(folder):
     for epoch in (0, 1):
         moving = {"n_averaged": torch.tensor(epoch + 1)}
         moving |= {f"module.{name}": value for name, value in average(net(epoch)).items()}
@@ -67,7 +65,7 @@ def torchvision(folder: Path) -> None:
 
 
 @layout("detectron2", steps=(4999, 9999), branches={"final": ("model_final.pth",)}, **OF_NET_SGD)
-def detectron2(folder: Path) -> None:
+def detectron2(folder):
     for name, iteration in (("0004999", 4999), ("0009999", 9999), ("final", 11999)):
         state = {"model": net(iteration), "optimizer": sgd(NET, iteration), "iteration": iteration}
         save(folder / f"model_{name}.pth", state | {"scheduler": {"last_epoch": iteration}})
@@ -75,7 +73,7 @@ def detectron2(folder: Path) -> None:
 
 
 @layout("MMEngine", steps=(11, 12), duplicates=("best_coco_bbox_mAP_epoch_11.pth",), **OF_NET_SGD)
-def mmengine(folder: Path) -> None:
+def mmengine(folder):
     for epoch in (11, 12):
         meta = {"epoch": epoch, "iter": 500 * epoch, "experiment_name": "faster-rcnn", "seed": 1}
         state = {"meta": meta, "state_dict": net(epoch)}
@@ -96,7 +94,7 @@ def mmengine(folder: Path) -> None:
     **OF_NET_SGD,
     duplicates=("weights/best.pt", "weights/last.pt"),
 )
-def ultralytics(folder: Path) -> None:
+def ultralytics(folder):
     for epoch, beside in ((0, ()), (10, ("best", "last"))):
         state = {"epoch": epoch, "best_fitness": 0.4, "model": None, "ema": Net(epoch).half()}
         state |= {"updates": 9 * epoch}
@@ -107,13 +105,13 @@ def ultralytics(folder: Path) -> None:
 
 
 @layout("whole modules", steps=(10, 20), **OF_NET)
-def whole_modules(folder: Path) -> None:
+def whole_modules(folder):
     for epoch in (10, 20):
         save(folder / f"net_{epoch}.pth", Net(epoch))
 
 
 @layout("OpenCLIP", steps=(1, 2), branches={"latest": ("checkpoints/epoch_latest.pt",)}, **OF_NET_ADAM)
-def open_clip(folder: Path) -> None:
+def open_clip(folder):
     for name, epoch in (("1", 1), ("2", 2), ("latest", 3)):
         state = {"epoch": epoch, "name": "ViT", "state_dict": net(epoch, prefix="module.")}
         save(folder / f"checkpoints/epoch_{name}.pt", state | {"optimizer": adam(NET, epoch)})
@@ -125,7 +123,7 @@ def open_clip(folder: Path) -> None:
     roles=WEIGHTS | BUFFERS | ADAM,
     models=("student", "teacher"),
 )
-def dino(folder: Path) -> None:
+def dino(folder):
     for name, epoch in (("0000", 0), ("0020", 20), ("", 25)):
         state = {"student": net(epoch, prefix="module.backbone."), "optimizer": adam(NET, epoch)}
         state |= {"teacher": {f"backbone.{n}": v for n, v in average(net(epoch)).items()}}
@@ -142,7 +140,7 @@ def dino(folder: Path) -> None:
     parameters=2 * numel(GPT),
     roles=WEIGHTS | ADAM,
 )
-def fvcore_ranks(folder: Path) -> None:
+def fvcore_ranks(folder):
     for iteration in (12499, 24999):
         for rank in (0, 1):
             state = {"model": gpt(iteration, rank), "optimizer": adam(GPT, iteration), "iteration": iteration}
@@ -164,7 +162,7 @@ def fvcore_ranks(folder: Path) -> None:
     models=("G_B", "D_B"),
     branches={"latest": tuple(f"latest_net_{net}.pth" for net in ("G_A", "G_B", "D_A", "D_B"))},
 )
-def cyclegan(folder: Path) -> None:
+def cyclegan(folder):
     for name, epoch in (("5", 5), ("10", 10), ("latest", 12)):
         for seed, side in enumerate("AB"):
             save(folder / f"{name}_net_G_{side}.pth", net(epoch, seed))
@@ -172,7 +170,7 @@ def cyclegan(folder: Path) -> None:
 
 
 @layout("StyleGAN2 in PyTorch", steps=(10_000, 20_000), models=("g", "d", "g_ema"), **_PAIR_ADAM)
-def stylegan2(folder: Path) -> None:
+def stylegan2(folder):
     for step in (10_000, 20_000):
         state = {"g": net(step), "d": critic(step), "g_ema": average(net(step)), "g_optim": adam(NET, step)}
         state |= {"d_optim": adam(CRITIC, step), "args": Namespace(size=256), "ada_aug_p": 0.1}
@@ -180,7 +178,7 @@ def stylegan2(folder: Path) -> None:
 
 
 @layout("StyleGAN3", left_out=("network-snapshot-000200.pkl", "network-snapshot-000400.pkl"))
-def stylegan3(folder: Path) -> None:
+def stylegan3(folder):
     for step in (200, 400):
         folder.mkdir(parents=True, exist_ok=True)
         value = {"G": Net(step), "D": Net(step + 1), "G_ema": Net(step + 2), "training_set_kwargs": {}}
@@ -197,7 +195,7 @@ def stylegan3(folder: Path) -> None:
     **OF_GPT_ADAM,
     models=("ema",),
 )
-def improved_diffusion(folder: Path) -> None:
+def improved_diffusion(folder):
     for step in (10_000, 20_000):
         save(folder / f"model{step:06}.pt", gpt(step))
         save(folder / f"ema_0.9999_{step:06}.pt", average(gpt(step)))
@@ -205,7 +203,7 @@ def improved_diffusion(folder: Path) -> None:
 
 
 @layout("DiT", steps=(50_000, 100_000), **OF_GPT_ADAM, models=("ema",))
-def dit(folder: Path) -> None:
+def dit(folder):
     for step in (50_000, 100_000):
         state = {"model": gpt(step), "ema": average(gpt(step)), "opt": adam(GPT, step)}
         state |= {"args": Namespace(lr=1e-4)}
@@ -213,7 +211,7 @@ def dit(folder: Path) -> None:
 
 
 @layout("k-diffusion", steps=(10_000, 20_000), **OF_GPT_ADAM, models=("ema",))
-def k_diffusion(folder: Path) -> None:
+def k_diffusion(folder):
     for step in (10_000, 20_000):
         state = {"config": {"model": {"type": "image_v1"}}, "model": gpt(step)}
         state |= {"model_ema": average(gpt(step))}
@@ -233,7 +231,7 @@ def k_diffusion(folder: Path) -> None:
     branches={"latest": ("models/net_g_latest.pth", "models/net_d_latest.pth")},
     **_PAIR_ADAM,
 )
-def basicsr(folder: Path) -> None:
+def basicsr(folder):
     for name, step in (("5000", 5000), ("10000", 10_000), ("latest", 12_000)):
         generator = {"params": net(step), "params_ema": average(net(step))}
         save(folder / f"models/net_g_{name}.pth", generator)
@@ -258,7 +256,7 @@ def basicsr(folder: Path) -> None:
     models=("D",),
     **_PAIR_ADAM,
 )
-def vits(folder: Path) -> None:
+def vits(folder):
     for step, epoch in ((1000, 12), (2000, 24), (3000, 24)):
         # What the files call `iteration` is the epoch.
         rest = {"iteration": epoch, "learning_rate": 2e-4}
@@ -267,7 +265,7 @@ def vits(folder: Path) -> None:
 
 
 @layout("RVC", steps=(500, 1000), **OF_NET)
-def rvc(folder: Path) -> None:
+def rvc(folder):
     for epoch, step in ((10, 500), (20, 1000)):
         state = {"weight": half(net(step)), "config": [1025, 32], "info": f"{epoch}epoch", "sr": "40k"}
         state |= {"f0": 1}
@@ -287,7 +285,7 @@ def rvc(folder: Path) -> None:
     beside=("exp/asr/checkpoint.pth",),
     **OF_NET,
 )
-def espnet(folder: Path) -> None:
+def espnet(folder):
     inner = folder / "exp/asr"
     for epoch in (1, 2, 10):
         save(inner / f"{epoch}epoch.pth", net(epoch))
@@ -306,7 +304,7 @@ def espnet(folder: Path) -> None:
     branches={"best": ("best_model.pth",)},
     **OF_NET_ADAM,
 )
-def coqui(folder: Path) -> None:
+def coqui(folder):
     for name, step in (("checkpoint_10000", 10_000), ("checkpoint_20000", 20_000), ("best_model", 15_000)):
         state = {"config": {"model": "vits"}, "model": net(step), "optimizer": adam(NET, step)}
         state |= {"scaler": None}
@@ -326,7 +324,7 @@ def coqui(folder: Path) -> None:
     branches={"init": ("init.pt",), "avg": ("avg_5.pt",)},
     **OF_NET,
 )
-def wenet(folder: Path) -> None:
+def wenet(folder):
     save(folder / "init.pt", net(-1))
     for epoch in (0, 1, 2):
         save(folder / f"epoch_{epoch}.pt", net(epoch))
@@ -341,7 +339,7 @@ def wenet(folder: Path) -> None:
     order=("save/CKPT+2024-05-12+13-45-50+00", "save/CKPT+2024-05-12+14-02-10+00"),
     **OF_NET_ADAM,
 )
-def speechbrain(folder: Path) -> None:
+def speechbrain(folder):
     for epoch, time in enumerate(("13-45-50", "14-02-10"), 1):
         inner = folder / f"save/CKPT+2024-05-12+{time}+00"
         save(inner / "model.ckpt", net(epoch))
@@ -358,7 +356,7 @@ _GAUSSIANS |= {"scaling": (5, 3), "rotation": (5, 4)}
 
 
 @layout("3D Gaussian splatting", steps=(7000, 30_000), roles=WEIGHTS | ADAM)
-def gaussian_splatting(folder: Path) -> None:
+def gaussian_splatting(folder):
     for iteration in (7000, 30_000):
         held = values(_GAUSSIANS, iteration)
         fields = [
@@ -383,7 +381,7 @@ def gaussian_splatting(folder: Path) -> None:
     roles=WEIGHTS | ADAM,
     models=("network_fine",),
 )
-def nerf(folder: Path) -> None:
+def nerf(folder):
     for step in (10_000, 20_000):
         optimizer = adam({f"{n}{name}": shape for n in (0, 1) for name, shape in GPT.items()}, step)
         state = {"global_step": step, "network_fn_state_dict": gpt(step), "optimizer_state_dict": optimizer}
@@ -394,7 +392,7 @@ def nerf(folder: Path) -> None:
 
 
 @layout("Stable-Baselines3", left_out=("rl_model_1000_steps.zip", "rl_model_2000_steps.zip"))
-def stable_baselines(folder: Path) -> None:
+def stable_baselines(folder):
     for step in (1000, 2000):
         parts = folder / "parts"
         save(parts / "policy.pth", critic(step))
@@ -408,7 +406,7 @@ def stable_baselines(folder: Path) -> None:
 
 
 @layout("RSL-RL", steps=(0, 50, 100), **OF_NET_ADAM)
-def rsl_rl(folder: Path) -> None:
+def rsl_rl(folder):
     for iteration in (0, 50, 100):
         state = {"model_state_dict": net(iteration), "optimizer_state_dict": adam(NET, iteration)}
         save(folder / f"model_{iteration}.pt", state | {"iter": iteration, "infos": None})
@@ -422,8 +420,8 @@ def rsl_rl(folder: Path) -> None:
     steps=(100, 180, 200),
     **OF_NET_ADAM,
 )
-def rl_games(folder: Path) -> None:
-    def state(epoch: int) -> dict[str, Any]:
+def rl_games(folder):
+    def state(epoch):
         held = {"model": net(epoch), "epoch": epoch, "frame": 4096 * epoch, "optimizer": adam(NET, epoch)}
         return held | {"last_mean_rewards": 521.3, "env_state": None}
 
@@ -439,7 +437,7 @@ def rl_games(folder: Path) -> None:
     branches={"best": ("checkpoints/best_agent.pt",)},
     **_PAIR_ADAM,
 )
-def skrl(folder: Path) -> None:
+def skrl(folder):
     for name, step in (("agent_1000", 1000), ("agent_2000", 2000), ("best_agent", 1500)):
         state = {"policy": net(step), "value": critic(step), "optimizer": adam({**NET, **CRITIC}, step)}
         save(folder / f"checkpoints/{name}.pt", state)

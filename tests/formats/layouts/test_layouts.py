@@ -12,7 +12,7 @@ import pytest
 import inshrink_core
 from benchmarks import reference
 from inshrink_core.errors import CheckFailedError, NotFoundError
-from inshrink_core.formats import NoCheckpointError, Run
+from inshrink_core.formats import NoCheckpointError
 from inshrink_core.verbs import inspect
 from tests.formats.layouts.files import fates_of, tensor_files
 from tests.formats.layouts.layout import Layout
@@ -27,18 +27,18 @@ class Written(NamedTuple):
     folder: Path
 
     @property
-    def run(self) -> Run:
+    def run(self):
         return inshrink_core.open(self.folder)
 
 
 @pytest.fixture(scope="module", params=TABLE, ids=lambda row: row.name)
-def any_layout(request, tmp_path_factory) -> Written:
+def any_layout(request, tmp_path_factory):
     """A layout and a run of it, whether or not anything of it can be read."""
     return Written(request.param, request.param.write(tmp_path_factory.mktemp("layout") / "run"))
 
 
 @pytest.fixture(scope="module", params=[row for row in TABLE if row.is_readable], ids=lambda row: row.name)
-def written(request, tmp_path_factory) -> Written:
+def written(request, tmp_path_factory):
     """A layout with a step that can be read, and a run of it."""
     return Written(request.param, request.param.write(tmp_path_factory.mktemp("layout") / "run"))
 
@@ -107,14 +107,14 @@ def test_what_cannot_be_read_is_named(any_layout, tmp_path):
         inshrink_core.compress(any_layout.folder, tmp_path / "a.inshrink")
 
 
-def compress(written: Written, archive: Path, **options) -> None:
+def compress(written, archive, **options):
     """Compress a run, which fails exactly where the table says that something is left out."""
     fails = pytest.raises(CheckFailedError) if written.layout.left_out else nullcontext()
     with fails:
         inshrink_core.compress(written.folder, archive, **options)
 
 
-def carried(written: Written) -> list[str]:
+def carried(written):
     """Return the tensor files that are archived, as parts of steps or as branches."""
     fates = {path: fates_of(written.run, path) for path in tensor_files(written.folder)}
     return [path for path, (fate,) in fates.items() if fate.fate in ("step", "auxiliary", "branch")]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
@@ -49,7 +48,7 @@ files = st.dictionaries(
 )
 
 
-def _value(kind: str, step: int, key: str) -> dict[str, Any]:
+def _value(kind, step, key):
     model = gpt(step)
     return {
         "state dict": model,
@@ -63,7 +62,7 @@ def _value(kind: str, step: int, key: str) -> dict[str, Any]:
     }[kind]
 
 
-def write(folder: Path, drawn: dict[str, tuple[str, int, str, float | None]]) -> None:
+def write(folder, drawn):
     """Write the files of a drawn run; a fraction cuts a file off."""
     written: list[Path] = []
     for name, (kind, step, key, cut) in drawn.items():

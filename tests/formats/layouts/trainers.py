@@ -1,14 +1,9 @@
 """Trainers: Lightning, Hugging Face and what is built upon them, NeMo, fairseq and their like."""
 
-from __future__ import annotations
-
 import json
 from argparse import Namespace
-from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor
 
 from tests.formats.layouts.builders import (
     CRITIC,
@@ -36,7 +31,7 @@ from tests.formats.layouts.layout import ADAM, WEIGHTS, layout
 # Lightning
 
 
-def _lightning(step: int, epoch: int, state_dict: dict[str, Tensor] | None = None) -> dict[str, Any]:
+def _lightning(step, epoch, state_dict=None):
     return {
         "epoch": epoch,
         "global_step": step,
@@ -58,7 +53,7 @@ def _lightning(step: int, epoch: int, state_dict: dict[str, Tensor] | None = Non
     duplicates=("lightning_logs/version_0/checkpoints/last.ckpt",),
     **OF_NET_ADAM,
 )
-def lightning(folder: Path) -> None:
+def lightning(folder):
     inner = folder / "lightning_logs/version_0/checkpoints"
     for epoch in (0, 1):
         save(inner / f"epoch={epoch}-step={100 * epoch + 100}.ckpt", _lightning(100 * epoch + 100, epoch))
@@ -75,7 +70,7 @@ def lightning(folder: Path) -> None:
     steps=(100, 200, 300),
     **OF_NET_ADAM,
 )
-def lightning_metric_in_a_folder(folder: Path) -> None:
+def lightning_metric_in_a_folder(folder):
     inner = folder / "lightning_logs/version_0/checkpoints"
     for epoch, name in enumerate(
         ("epoch=0.ckpt", "epoch=1-val/loss=0.50.ckpt", "epoch=2-val/loss=0.40.ckpt")
@@ -84,7 +79,7 @@ def lightning_metric_in_a_folder(folder: Path) -> None:
 
 
 @layout("Lightning, resumed", steps=(100, 200, 300), **OF_NET_ADAM)
-def lightning_versions(folder: Path) -> None:
+def lightning_versions(folder):
     for n in range(3):
         name = f"version_{n}/checkpoints/epoch={n}-step={100 * n + 100}.ckpt"
         save(folder / name, _lightning(100 * n + 100, n))
@@ -99,7 +94,7 @@ def lightning_versions(folder: Path) -> None:
     ),
     **OF_NET_ADAM,
 )
-def lightning_begun_again(folder: Path) -> None:
+def lightning_begun_again(folder):
     for version, epoch in ((0, 0), (0, 1), (1, 0)):
         step = 100 * epoch + 100
         state = _lightning(step, epoch, net(step + version, prefix="model."))
@@ -109,7 +104,7 @@ def lightning_begun_again(folder: Path) -> None:
 @layout(
     "Lightning, `save_last` twice", steps=(100, 200), duplicates=("last.ckpt", "last-v1.ckpt"), **OF_NET_ADAM
 )
-def lightning_last_v1(folder: Path) -> None:
+def lightning_last_v1(folder):
     for epoch, last in ((0, "last.ckpt"), (1, "last-v1.ckpt")):
         path = folder / f"epoch={epoch}-step={100 * epoch + 100}.ckpt"
         save(path, _lightning(100 * epoch + 100, epoch))
@@ -117,8 +112,8 @@ def lightning_last_v1(folder: Path) -> None:
 
 
 @layout("latent diffusion", steps=(999, 1500), **OF_NET_ADAM, branches={"last": ("checkpoints/last.ckpt",)})
-def latent_diffusion(folder: Path) -> None:
-    def state(step: int, epoch: int) -> dict[str, Any]:
+def latent_diffusion(folder):
+    def state(step, epoch):
         # Names of the average have no dots, and buffers of the network have no average.
         counts = {"model_ema.decay": torch.tensor(0.9999), "model_ema.num_updates": torch.tensor(step)}
         model = net(step, prefix="model.")
@@ -141,7 +136,7 @@ def latent_diffusion(folder: Path) -> None:
     duplicates=("gpt--val_loss=2.11-step=2000-consumed_samples=128000.0-last.ckpt",),
     **OF_NET_ADAM,
 )
-def nemo(folder: Path) -> None:
+def nemo(folder):
     names = [
         f"gpt--val_loss={v}-step={s}-consumed_samples={64 * s}.0" for v, s in ((2.31, 1000), (2.11, 2000))
     ]
@@ -157,7 +152,7 @@ def nemo(folder: Path) -> None:
     steps=(100, 200),
     **OF_NET_ADAM,
 )
-def mlflow(folder: Path) -> None:
+def mlflow(folder):
     for epoch in (0, 1):
         name = f"epoch={epoch}-step={100 * epoch + 100}"
         inner = folder / "mlruns/0/3f2a/artifacts/model/checkpoints" / name
@@ -168,7 +163,7 @@ def mlflow(folder: Path) -> None:
 # Hugging Face
 
 
-def _trainer(folder: Path, step: int) -> None:
+def _trainer(folder, step):
     """Write what transformers' trainer has beside the weights."""
     save(folder / "scheduler.pt", {"last_epoch": step, "_last_lr": [1e-3]})
     save(folder / "rng_state.pth", random_states(step))
@@ -188,7 +183,7 @@ def _trainer(folder: Path, step: int) -> None:
     duplicates=("model.safetensors",),
     **OF_GPT_ADAM,
 )
-def transformers(folder: Path) -> None:
+def transformers(folder):
     for step in (500, 1000):
         inner = folder / f"checkpoint-{step}"
         save_tensors(inner / "model.safetensors", gpt(step))
@@ -206,7 +201,7 @@ def transformers(folder: Path) -> None:
     steps=(500, 1000),
     **OF_GPT_ADAM,
 )
-def transformers_sharded(folder: Path) -> None:
+def transformers_sharded(folder):
     for step in (500, 1000):
         inner = folder / f"checkpoint-{step}"
         save_sharded(inner, gpt(step))
@@ -221,7 +216,7 @@ def transformers_sharded(folder: Path) -> None:
     steps=(500, 1000),
     **OF_GPT_ADAM,
 )
-def transformers_bin(folder: Path) -> None:
+def transformers_bin(folder):
     for step in (500, 1000):
         inner = folder / f"checkpoint-{step}"
         save(inner / "pytorch_model.bin", gpt(step))
@@ -245,7 +240,7 @@ _ADAPTER = {
     roles=WEIGHTS | ADAM,
     other_models=("base/model.safetensors",),
 )
-def peft(folder: Path) -> None:
+def peft(folder):
     for step in (500, 1000):
         inner = folder / f"checkpoint-{step}"
         save_tensors(inner / "adapter_model.safetensors", values(_ADAPTER, step))
@@ -267,7 +262,7 @@ def peft(folder: Path) -> None:
     roles=WEIGHTS | ADAM,
     models=("model_1",),
 )
-def accelerate(folder: Path) -> None:
+def accelerate(folder):
     for step in (0, 1):
         inner = folder / f"checkpoints/checkpoint_{step}"
         save_tensors(inner / "model.safetensors", gpt(step))
@@ -278,7 +273,7 @@ def accelerate(folder: Path) -> None:
         save(inner / "random_states_0.pkl", random_states(step))
 
 
-def _accelerate(folder: Path, step: int) -> None:
+def _accelerate(folder, step):
     """Write what accelerate has beside the weights."""
     save(folder / "scheduler.bin", {"last_epoch": step, "_last_lr": [1e-4]})
     save(folder / "scaler.pt", {"scale": 65536.0, "_growth_tracker": step})
@@ -299,7 +294,7 @@ _DIFFUSERS = "diffusion_pytorch_model.safetensors"
     models=("unet_ema",),
     duplicates=(f"unet/{_DIFFUSERS}",),
 )
-def diffusers(folder: Path) -> None:
+def diffusers(folder):
     for step in (500, 1000):
         inner = folder / f"checkpoint-{step}"
         save_tensors(inner / "unet" / _DIFFUSERS, gpt(step))
@@ -319,7 +314,7 @@ def diffusers(folder: Path) -> None:
     steps=(500, 1000),
     **OF_GPT_ADAM,
 )
-def controlnet(folder: Path) -> None:
+def controlnet(folder):
     for step in (500, 1000):
         inner = folder / f"checkpoint-{step}"
         save_tensors(inner / "controlnet" / _DIFFUSERS, gpt(step))
@@ -338,7 +333,7 @@ def controlnet(folder: Path) -> None:
     roles=WEIGHTS | ADAM,
     models=("unet", "text_encoder"),
 )
-def dreambooth(folder: Path) -> None:
+def dreambooth(folder):
     for step in (500, 1000):
         inner = folder / f"checkpoint-{step}"
         save_tensors(inner / "unet" / _DIFFUSERS, gpt(step))
@@ -365,7 +360,7 @@ _LORA = {
     roles=WEIGHTS | ADAM,
     duplicates=("pytorch_lora_weights.safetensors",),
 )
-def diffusers_lora(folder: Path) -> None:
+def diffusers_lora(folder):
     for step in (500, 1000):
         inner = folder / f"checkpoint-{step}"
         save_tensors(inner / "pytorch_lora_weights.safetensors", values(_LORA, step))
@@ -380,7 +375,7 @@ def diffusers_lora(folder: Path) -> None:
     parameters=16,
     duplicates=("learned_embeds.safetensors",),
 )
-def textual_inversion(folder: Path) -> None:
+def textual_inversion(folder):
     for step in (500, 1000):
         path = folder / f"learned_embeds-steps-{step}.safetensors"
         save_tensors(path, values({"<style>": (2, 8)}, step))
@@ -390,7 +385,7 @@ def textual_inversion(folder: Path) -> None:
 @layout(
     "kohya's sd-scripts", steps=(2, 4), parameters=numel(_LORA), branches={"style": ("style.safetensors",)}
 )
-def kohya(folder: Path) -> None:
+def kohya(folder):
     for epoch in (2, 4):
         save_tensors(folder / f"style-{epoch:06}.safetensors", half(values(_LORA, epoch)))
     save_tensors(folder / "style.safetensors", half(values(_LORA, 5)))
@@ -399,7 +394,7 @@ def kohya(folder: Path) -> None:
 # Others
 
 
-def _fairseq(epoch: int, updates: int) -> dict[str, Any]:
+def _fairseq(epoch, updates):
     history = {"criterion_name": "CrossEntropy", "optimizer_name": "FairseqAdam", "num_updates": updates}
     return {
         "args": None,
@@ -429,7 +424,7 @@ def _fairseq(epoch: int, updates: int) -> dict[str, Any]:
     duplicates=("checkpoint_best.pt", "checkpoint_last.pt"),
     **OF_GPT_ADAM,
 )
-def fairseq(folder: Path) -> None:
+def fairseq(folder):
     for epoch, updates in ((1, 500), (1, 1000), (2, 1500), (2, 2000)):
         save(folder / f"checkpoint_{epoch}_{updates}.pt", _fairseq(epoch, updates))
     copy(folder / "checkpoint_2_1500.pt", folder / "checkpoint_best.pt")
@@ -445,7 +440,7 @@ def fairseq(folder: Path) -> None:
     order=("checkpoint_1_500.pt", "checkpoint1.pt", "checkpoint_2_1000.pt", "checkpoint2.pt"),
     **OF_GPT_ADAM,
 )
-def fairseq_epochs(folder: Path) -> None:
+def fairseq_epochs(folder):
     for name, epoch, updates in (("_1_500", 1, 500), ("1", 1, 800), ("_2_1000", 2, 1000), ("2", 2, 1600)):
         save(folder / f"checkpoint{name}.pt", _fairseq(epoch, updates))
 
@@ -457,7 +452,7 @@ def fairseq_epochs(folder: Path) -> None:
     roles=WEIGHTS | ADAM,
     models=("generator",),
 )
-def opennmt(folder: Path) -> None:
+def opennmt(folder):
     generator = {"0.weight": (7, 4), "0.bias": (7,)}
     for step in (1000, 2000):
         state = {"model": gpt(step), "generator": values(generator, step), "vocab": {"src": ["a", "b"]}}
@@ -467,7 +462,7 @@ def opennmt(folder: Path) -> None:
 
 
 @layout("AllenNLP", steps=(0, 1), duplicates=("best.th",), **OF_GPT_ADAM)
-def allennlp(folder: Path) -> None:
+def allennlp(folder):
     for epoch in (0, 1):
         save(folder / f"model_state_epoch_{epoch}.th", gpt(epoch))
         state = {"epochs_completed": epoch + 1, "optimizer": adam(GPT, epoch)}
@@ -479,7 +474,7 @@ def allennlp(folder: Path) -> None:
 @layout(
     "PyTorch Ignite", steps=(100, 200), **OF_NET_ADAM, branches={"best": ("best_model_2_accuracy=0.9120.pt",)}
 )
-def ignite(folder: Path) -> None:
+def ignite(folder):
     for step in (100, 200):
         trainer = {"epoch_length": 100, "iteration": step, "max_epochs": 5}
         state = {"model": net(step), "optimizer": adam(NET, step), "trainer": trainer}
@@ -488,7 +483,7 @@ def ignite(folder: Path) -> None:
 
 
 @layout("Composer", steps=(100, 200), **OF_GPT_ADAM)
-def composer(folder: Path) -> None:
+def composer(folder):
     for epoch, batch in ((0, 100), (1, 200)):
         optimizer = adam(GPT, batch)
         groups = [{**optimizer["param_groups"][0], "params": list(GPT)}]
@@ -499,7 +494,7 @@ def composer(folder: Path) -> None:
 
 
 @layout("nerfstudio", steps=(2000, 4000), **OF_GPT_ADAM)
-def nerfstudio(folder: Path) -> None:
+def nerfstudio(folder):
     for step in (2000, 4000):
         state = {"step": step, "pipeline": gpt(step, prefix="_model.")}
         state |= {"optimizers": {"fields": adam(GPT, step)}}
