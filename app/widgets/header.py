@@ -10,8 +10,9 @@ from inshrink_app import services, state
 from inshrink_app.model import ServiceError, Subject
 from inshrink_app.server.roots import Address
 from inshrink_app.services import BOUNDS, USUAL, Bound
-from inshrink_app.widgets import evaluator, fmt, job_card, listing, watch
+from inshrink_app.widgets import evaluator, fmt, job_card, layout, listing, watch
 from inshrink_app.widgets.choices import pick_one
+from inshrink_app.widgets.quality import bound_text
 
 _NAME_WIDTH = 36
 _NO_METRIC = "The evaluator's own"
@@ -43,9 +44,7 @@ def _run(shown: Subject, *, watched: bool) -> None:
     """Draw the run's name and kind, and the link to another run."""
     name = fmt.markdown(fmt.clipped(shown.name, _NAME_WIDTH))
     path = fmt.markdown(str(shown.path))
-    panel = st.popover(
-        f"**{name}**", icon=":material/folder_open:", help=path, key="header.run", on_change="rerun"
-    )
+    panel = layout.panel(f"**{name}**", ":material/folder_open:", "header.run", help=path)
     averages = set(services.averages_of(shown))
     n_tensors = len({row.name for row in shown.tensors if row.role == "weight"} - averages)
     about = [
@@ -82,8 +81,7 @@ def _run(shown: Subject, *, watched: bool) -> None:
 def _bound(shown: Subject) -> None:
     """Draw the bound and its choices."""
     now = services.chosen(shown).bound
-    label = f"Bound: {now.text}"
-    panel = st.popover(label, icon=":material/straighten:", key="header.bound", on_change="rerun")
+    panel = layout.panel(f"Bound: {bound_text(now)}", ":material/straighten:", "header.bound")
     if not panel.open:
         return
     with panel:
@@ -129,9 +127,7 @@ def _evaluator(shown: Subject) -> None:
         word = " ".join(filter(None, [judge.name, state_word]))
         if judge.is_asked:
             word += f", {judge.metric}"
-    panel = st.popover(
-        f"Evaluator: {fmt.markdown(word)}", icon=icon, key="header.evaluator", on_change="rerun"
-    )
+    panel = layout.panel(f"Evaluator: {fmt.markdown(word)}", icon, "header.evaluator")
     if not panel.open:
         return
     with panel:

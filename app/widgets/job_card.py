@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 import streamlit as st
 from inshrink_app import services, state
 from inshrink_app.jobs import Job, Work
 from inshrink_app.model import measured
 from inshrink_app.widgets import fmt, problem
-from inshrink_app.widgets.layout import answer, section
+from inshrink_app.widgets.layout import answer, panel, section
 
 POLL_SECONDS = 0.5
 
 _ITEM_WIDTH = 60
 _TITLE_WIDTH = 56
 _SHOWN = 8
-OPEN = "jobs.open"
-"""Key that opens the drawer at the next run of the page."""
+DRAWER = "header.jobs"
+"""Key of the drawer, which is open if it is true."""
 _TRIALS = ("estimate", "evaluate", "sensitivity")
 """Verbs that start again from the beginning, since they store no partial work."""
 
@@ -155,13 +155,7 @@ def _resume_button(job: Job, place: str = "page") -> None:
     label = "Try again" if job.state == "failed" or job.verb in _TRIALS else "Resume"
     pressed = st.button(label, icon=":material/resume:", key=f"{place}.resume.{job.job_id}")
     if pressed and answer(lambda: services.resume_job(job)) is not None:
-        _rerun()
-
-
-def _rerun() -> NoReturn:
-    """Rerun the page; an open drawer stays open, although its new label makes another popover."""
-    st.session_state[OPEN] = bool(st.session_state.get("header.jobs"))
-    st.rerun()
+        st.rerun()
 
 
 def stopped(job: Job) -> None:
@@ -188,20 +182,17 @@ def jobs_drawer() -> None:
     n_running = sum(job.is_running for job in jobs)
     label = fmt.counted(n_running, "job") if n_running else "Jobs"
     icon = ":material/progress_activity:" if n_running else ":material/checklist:"
-    # Another label makes another popover, which would be closed.
-    if st.session_state.pop(OPEN, False):
-        st.session_state["header.jobs"] = True
-    panel = st.popover(label, icon=icon, key="header.jobs", on_change="rerun", width="content")
+    drawer = panel(label, icon, DRAWER, width="content")
     every = 2 * POLL_SECONDS if n_running else None
-    with panel:
-        st.fragment(_drawer, run_every=every)(n_running, is_open=bool(panel.open))
+    with drawer:
+        st.fragment(_drawer, run_every=every)(n_running, is_open=bool(drawer.open))
 
 
 def _drawer(n_running: int, *, is_open: bool) -> None:
     """Draw the jobs in an open drawer, running ones first; rerun the page once fewer run."""
     jobs = services.all_jobs()
     if sum(job.is_running for job in jobs) != n_running:
-        _rerun()
+        st.rerun()
     if not is_open:
         return
     if not jobs:
@@ -221,7 +212,7 @@ def _drawer(n_running: int, *, is_open: bool) -> None:
     if ended and st.button("Clear ended jobs", icon=":material/delete_sweep:", type="tertiary", help=tip):
         for job in ended:
             services.forget_job(job)
-        _rerun()
+        st.rerun()
 
 
 def _row(job: Job) -> None:
@@ -247,6 +238,6 @@ def _row(job: Job) -> None:
             state.go_to(text.page, **text.query)
         if not job.is_running and st.button("Remove", key=f"drawer.remove.{job.job_id}", type="tertiary"):
             services.forget_job(job)
-            _rerun()
+            st.rerun()
     if job.log_text() and st.toggle("Log", key=f"drawer.log.{job.job_id}"):
         st.code(job.log_text(), language=None, wrap_lines=True)

@@ -13,6 +13,7 @@ from inshrink_app import state
 from inshrink_app.model import ASK_ABOVE_BYTES, ServiceError
 from inshrink_app.widgets import fmt, problem
 from inshrink_app.widgets.figures import CONFIG
+from streamlit.delta_generator import DeltaGenerator
 
 Answer = TypeVar("Answer")
 
@@ -25,6 +26,13 @@ def folded(
     if panel.open:
         with panel:
             draw()
+
+
+def panel(label: str, icon: str, key: str, **look: Any) -> DeltaGenerator:
+    """Draw a button that opens a panel; an open panel stays open when its label changes."""
+    # Another label makes another widget, which takes over this state.
+    st.session_state[key] = bool(st.session_state.get(key))
+    return st.popover(label, icon=icon, key=key, on_change="rerun", **look)
 
 
 @contextmanager

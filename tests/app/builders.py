@@ -88,7 +88,7 @@ def texts(app: AppTest) -> str:
     kinds = ["title", "header", "subheader", "markdown", "caption", "text", "code"]
     kinds += ["error", "warning", "info", "success"]
     said = [str(element.value) for kind in kinds for element in app.get(kind)]
-    return "\n".join([*said, *header(app)])
+    return "\n".join([*said, *header(app)]).replace("\xa0", " ")
 
 
 def header(app: AppTest) -> list[str]:

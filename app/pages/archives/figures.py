@@ -111,7 +111,7 @@ def _draw_bound(figure: go.Figure, name: str, bound: Bound | None) -> list[float
         return []
     limit = COSTS[name].scale * bound.value
     line = {"color": _BOUND, "width": 1.5, "dash": "dash"}
-    text = {"text": f"Bound {bound.text.rpartition('≤ ')[2]}", "font": {"size": 12}, "yshift": 2}
+    text = {"text": f"Bound {fmt.limit(name, bound.value)}", "font": {"size": 12}, "yshift": 2}
     figure.add_hline(y=limit, line=line, annotation=text, annotation_position="top left")
     return [limit]
 

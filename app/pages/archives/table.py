@@ -44,7 +44,7 @@ def choose(
 
     frame = frame.dropna(axis="columns", how="all")
     frame.insert(0, _MARK, _MARK)
-    tip = f"Whether what was measured keeps the bound: {bound.text}"
+    tip = f"Whether what was measured keeps the bound: {quality.bound_text(bound)}"
     frame, looks = listing.drawn_as(frame, helps={_WITHIN: tip})
     looks[_MARK] = st.column_config.Column("", width=30)
     ink = [f"color: {colours[path]}" for path in paths]

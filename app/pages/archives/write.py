@@ -10,6 +10,7 @@ from inshrink_app import services
 from inshrink_app.model import Subject, config_text, engine_settings
 from inshrink_app.pages.archives import made
 from inshrink_app.widgets import choices, ending, fmt, job_card, problem
+from inshrink_app.widgets.quality import bound_text
 
 _OPTIMIZERS = {"exact": "Exact", "compressed": "Compressed", "compact": "Compact", "drop": "Left out"}
 _OPTIMIZER_HELP = (
@@ -32,7 +33,7 @@ def show(shown: Subject) -> None:
     trusted, note = "", "No bound: every step is written with the settings below."
     if evaluator is not None and bound.fields and not watch:
         fields |= bound.fields | evaluator.fields
-        trusted, note = evaluator.trusted, f"Each step is as small as the bound allows: {bound.text}."
+        trusted, note = evaluator.trusted, f"Each step is as small as the bound allows: {bound_text(bound)}."
     request = services.chain_export(shown, steps, packed=packed, watch=watch, **fields)
     with launch:
         disabled = not steps or job_card.is_running(job)

@@ -17,8 +17,6 @@ from inshrink_app.widgets import fmt
 from inshrink_app.widgets.figures import lay_out, log_ticks, title
 from inshrink_app.widgets.quality import COSTS
 
-from inshrink_core.text import limit_text
-
 _HEIGHT = 210
 _LABEL_WIDTH, _NAME_WIDTH = 60, 16
 _MAX_TICKS = 6
@@ -125,7 +123,7 @@ def allocation_figure(
         drawn.add_hline(scale * limit, line={"color": _BEYOND, "width": 1.5, "dash": "dash"})
         # Plotly positions lines by value, but texts on a logarithmic axis by exponent.
         drawn.add_annotation(
-            text=f"Bound {limit_text(figure, limit)}",
+            text=f"Bound {fmt.limit(figure, limit)}",
             font={"size": 12, "color": _BEYOND},
             showarrow=False,
             **{"xref": "paper", "x": 1, "xanchor": "right", "yanchor": "bottom"},

@@ -13,7 +13,7 @@ from inshrink_app.pages.run.board import MEASURED, Board
 from inshrink_app.pages.run.shrinking import KEEPS, Written
 from inshrink_app.widgets import fmt, job_card, problem
 from inshrink_app.widgets.layout import answer
-from inshrink_app.widgets.quality import COSTS
+from inshrink_app.widgets.quality import COSTS, bound_text
 
 _MAX_PROBLEMS = 5
 
@@ -76,7 +76,7 @@ def _keep(board: Board) -> None:
     if board.is_by_hand:
         bits = f"Bits: {fmt.markdown(now.origin or 'by hand')}."
     elif board.is_bounded:
-        bits = f"Each step: {now.bound.text}."
+        bits = f"Each step: {bound_text(now.bound)}."
     elif now.keep != "exact":
         bits = "Default settings."
         if now.bound.kind != "none":

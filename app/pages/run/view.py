@@ -219,8 +219,7 @@ def _drawer(view: View, board: Board | None, found: Selection | None, requests: 
     bare: dict[str, Any] = {"label_visibility": "collapsed"}
     name = one_of_few("run", "Drawer", "drawer", offered, next(iter(offered)), **bare)
     if name == "bits" and board is not None:
-        names = [row.name for row in view.tensors.rows]
-        bits.show(board, view.nodes, names, chosen.ticked(str(shown.path)))
+        bits.show(board, view)
     elif name == "table":
         _table(view)
     elif name == "code":
