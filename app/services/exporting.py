@@ -316,8 +316,9 @@ def _loading_code(path: Path, model: Sequence[TensorSpec], asked: Export, left_o
     else:
         load = f"from safetensors.torch import load_file\n\nweights = load_file({str(path)!r})\n"
     if old != new:
+        before = f"{new!r} + " if new else ""
         load += f"start = {old!r}\n"
-        load += f"weights = {{{new!r} + name.removeprefix(start): weights[name] for name in weights}}\n"
+        load += f"weights = {{{before}name.removeprefix(start): weights[name] for name in weights}}\n"
     if not missing:
         return f"{load}{call})"
     return (

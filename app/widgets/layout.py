@@ -13,7 +13,7 @@ from inshrink_app import state
 from inshrink_app.model import ASK_ABOVE_BYTES, ServiceError
 from inshrink_app.widgets import fmt, problem
 from inshrink_app.widgets.figures import CONFIG
-from streamlit.delta_generator import DeltaGenerator
+from streamlit.elements.lib.mutable_popover_container import PopoverContainer
 
 Answer = TypeVar("Answer")
 
@@ -28,7 +28,7 @@ def folded(
             draw()
 
 
-def panel(label: str, icon: str, key: str, **look: Any) -> DeltaGenerator:
+def panel(label: str, icon: str, key: str, **look: Any) -> PopoverContainer:
     """Draw a button that opens a panel; an open panel stays open when its label changes."""
     # Another label makes another widget, which takes over this state.
     st.session_state[key] = bool(st.session_state.get(key))

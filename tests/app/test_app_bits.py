@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from inshrink_app import services
+from inshrink_app.model import METRICS
 from inshrink_app.model import config as search_config
 from inshrink_app.model.problem import ServiceError
 from inshrink_app.model.subject import Subject
@@ -113,7 +116,7 @@ def test_every_layer_has_its_bits_and_what_it_carries_and_the_strip_shows_each_c
     found = table(app)
     assert list(found["Layer"].str.strip()) == ["weight", "bias"]
     assert found["Bits per weight"].between(3, 7).all()
-    for share in ("Movement", "Share of bytes", "Share of damage"):
+    for share in ("Share of bytes", "Share of damage"):
         assert found[share].sum() == pytest.approx(100)
     assert "a rule of thumb; a measurement calibrates it" in texts(app)
     assert charts(app) >= 1
@@ -211,6 +214,16 @@ def test_the_bundled_sample_needs_no_consent(root, jobs):
     assert (option(jobs.last, "--target-ratio"), option(jobs.last, "--codec")) == ("30.0", "uniform")
     assert not {"--max-drop", "--max-restore-cost", "--trust-run"} & set(jobs.last)
     assert len(str(option(jobs.last, "--steps")).split(",")) == 8
+
+
+def test_layers_have_the_same_shares_of_the_sensitivity_as_the_map(app, archived, jobs):
+    empty = services.unmeasured(services.load_subject(str(archived)), "magnitude")
+    values = dict.fromkeys(empty.values, np.arange(1.0, 1 + empty.values["mean"].size).reshape(2, -1))
+    jobs.answers["sensitivity"] = replace(empty, values=values)
+    app.query_params["metric"] = "magnitude"
+    app.run()
+    shares = table(app)[METRICS["magnitude"].quantity]
+    assert list(shares) == pytest.approx(100 * jobs.answers["sensitivity"].shares()[:, -1])
 
 
 def test_a_search_is_told_from_its_first_trials_to_its_result(root, jobs):

@@ -166,7 +166,7 @@ def test_a_tensor_that_costs_much_is_looked_into_when_asked(run, monkeypatch):
     monkeypatch.setattr(services, "drill_cost", lambda *_: 7_000_000_000)
     app = explorer("run", run=str(run), layer="fc1.weight", step="20")
     assert charts(app) == 1
-    button(app, "Look inside (reads up to 7.00 GB)").click().run()
+    button(app, "Look inside (reads up to 7.00\xa0GB)").click().run()
     assert charts(app) == 2
 
 

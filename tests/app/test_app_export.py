@@ -197,7 +197,7 @@ def test_the_result_has_ratio_digest_restore_command_and_a_link_and_leads_on_to_
     app = archives("write", archived)
     told = {metric.label: metric.value for metric in app.metric}
     assert told["Compression ratio"].endswith("×")
-    assert told["Relative error"] == "1.25 %"
+    assert told["Relative error"] == "1.25\xa0%"
     assert hashlib.sha256(target.read_bytes()).hexdigest() in texts(app)
     assert any(code.value.startswith("inshrink restore '") for code in app.code)
     (link,) = app.get("link_button")

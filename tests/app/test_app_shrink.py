@@ -13,9 +13,9 @@ import pytest
 from inshrink_app import services
 from inshrink_app.pages.run.shrinking import Intent, Written
 from inshrink_app.services import Bound, Chosen
-from inshrink_app.widgets import fmt
 
 import inshrink_core
+from inshrink_core.text import percentage, ratio, size
 from tests.app.builders import SAMPLE, button, explorer, judged, linked, open_panel, primary, texts, trusted
 from tests.app.job_stubs import option, performed
 
@@ -64,7 +64,7 @@ def test_size_ratio_and_bits_are_said_of_what_is_kept_and_a_figure_that_is_not_k
 ):
     jobs.answers["estimate"] = goals()
     app = explorer("run", run=str(archived))
-    before = fmt.size(4 * sum(row.nbytes for row in services.load_subject(str(archived)).tensors))
+    before = size(4 * sum(row.nbytes for row in services.load_subject(str(archived)).tensors))
     assert f"{before} → about 500 kB" in texts(app)
     assert "Estimated from steps 20 and 30" in texts(app)
     assert "Restore cost" not in texts(app)
@@ -214,9 +214,9 @@ def test_what_the_button_writes_of_the_sample_keeps_the_bound_and_is_measured(ro
     assert made.is_of(intent)
     assert not made.is_of(replace(intent, now=replace(now, bound=Bound("drop", 0.01))))
     app = explorer("run", run=str(run))
-    assert f"{fmt.size(made.chain.nbytes)}, {fmt.ratio(made.chain.ratio_total)}. Decoded" in texts(app)
+    assert f"{size(made.chain.nbytes)}, {ratio(made.chain.ratio_total)}. Decoded" in texts(app)
     assert "measured" in texts(app)
-    assert fmt.percent(made.comparison.max_restore_cost) in texts(app)
+    assert percentage(made.comparison.max_restore_cost) in texts(app)
     assert services.describe(job).page == "run"
 
 

@@ -98,7 +98,8 @@ def size_figure(
             figure.add_trace(mark)
     _draw_bound(figure, name, bound)
     _lay_out(figure, f"Largest {cost.word}, {cost.unit}")
-    return figure.update_xaxes(title=title("Size of the archive"), tickformat="~s", rangemode="tozero")
+    ticks = byte_ticks(max(sizes.values(), default=0))
+    return figure.update_xaxes(title=title("Size of the archive"), rangemode="tozero", **ticks)
 
 
 def _scaled(value: float | None, scale: float) -> float:

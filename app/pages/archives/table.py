@@ -20,7 +20,7 @@ MOST = 5
 """Largest number of archives shown side by side."""
 
 _MARK, _NAME, _WITHIN = "●", "archive", "bound"
-_NAME_WIDTH = 44
+_NAME_WIDTH = 30
 _CHOSEN = "archives.chosen"
 
 Measured = Mapping[Path, Mapping[str, Known]]
@@ -46,7 +46,8 @@ def choose(
     frame.insert(0, _MARK, _MARK)
     tip = f"Whether what was measured keeps the bound: {quality.bound_text(bound)}"
     frame, looks = listing.drawn_as(frame, helps={_WITHIN: tip})
-    looks[_MARK] = st.column_config.Column("", width=30)
+    looks[_MARK] = st.column_config.Column("", width=30, pinned=True)
+    looks[_NAME] = st.column_config.Column("Archive", pinned=True)
     ink = [f"color: {colours[path]}" for path in paths]
     styled = frame.style.apply(lambda column: ink, subset=[_MARK])
     alt = "Archives of this run with steps, size, ratio, restore cost and every metric that was measured"

@@ -162,7 +162,7 @@ def _show_table(board: Board, rates: Rates, predicted: Predicted, view: View) ->
     with st.container(horizontal=True, vertical_alignment="center", gap="small"):
         for label, icon, _, _, act in actions.values():
             st.button(label, icon=f":material/{icon}:", on_click=act, args=(picked,), disabled=not picked)
-        how = "Pick layers with the box before a row, or with the arrow keys and Shift+Space."
+        how = "Pick rows with their boxes, or with arrow keys and Shift+Space."
         st.caption(f"{fmt.counted(len(picked), 'tensor')} picked." if picked else how, width="content")
     if not rows:
         st.caption("No row matches. Clear the filter to see all of them.")
@@ -179,6 +179,8 @@ def _show_table(board: Board, rates: Rates, predicted: Predicted, view: View) ->
         return st.column_config.ButtonColumn(heading, width=width, key=key, on_click=callback, help=tip)
 
     weight = METRICS[view.table.metric].quantity
+    n_alike = int((~rates.is_sampled).sum())
+    alike = f"Estimated; of {fmt.counted(n_alike, 'tensor')} not sampled, the mean of the layer type."
     tips = {
         weight: "Share of the total at the last step, as in the map.",
         "Share of bytes": "Share of the estimated bytes of all layers.",
@@ -188,7 +190,7 @@ def _show_table(board: Board, rates: Rates, predicted: Predicted, view: View) ->
     listing.pickable(
         _frame(rates, predicted, board.now.locked, rows).assign(**{weight: shares}),
         {
-            "Bits per weight": st.column_config.NumberColumn("Bits", format="%.2f", width=60),
+            "Bits per weight": st.column_config.NumberColumn("Bits", format="%.2f", width=60, help=alike),
             **{name: listing.share_column(tip, width=_SHARE_WIDTH) for name, tip in tips.items()},
             **{name: button(name, width, tip, act) for name, (_, _, width, tip, act) in actions.items()},
         },
@@ -199,9 +201,6 @@ def _show_table(board: Board, rates: Rates, predicted: Predicted, view: View) ->
         several=True,
         height=_TABLE_HEIGHT,
     )
-    n_alike = int((~rates.is_sampled).sum())
-    if n_alike:
-        st.caption(f"{fmt.counted(n_alike, 'tensor')} not sampled: the mean of the layer type is shown.")
 
 
 def _frame(rates: Rates, predicted: Predicted, locked: Collection[str], rows: Sequence[Node]) -> pd.DataFrame:
@@ -244,7 +243,7 @@ def _draw_curve(board: Board) -> None:
         figure,
         boards.weight_bytes(board.shown) * max(1, len(board.steps)),
         here=here,
-        is_measured=now is not None and now.basis == boards.MEASURED,
+        basis=boards.ESTIMATED if now is None else now.basis,
         limit=board.limit,
         colours=board.colours,
     )
@@ -262,6 +261,8 @@ def _draw_curve(board: Board) -> None:
 def _notes(board: Board) -> list[str]:
     """Return notes on how to read the curve."""
     notes = ["Click a point to edit its bits."]
+    if board.is_bounded:
+        notes.append("Each step has bits of its own until an edit, which starts from the defaults.")
     job, best = board.search, board.found.best
     if job is not None and job.is_running:
         found = "Nothing keeps the bound yet" if best is None else f"Best so far {fmt.ratio(best.ratio)}"

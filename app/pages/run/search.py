@@ -122,9 +122,8 @@ def _result(board: Board, job: Job) -> None:
         figures.append(f"restore cost {fmt.percent(best.restore_cost)}")
     with st.container(horizontal=True, vertical_alignment="center"):
         text = f"Search result: {best.label} · {', '.join(figures)} · {took}."
-        st.caption(fmt.markdown(text), width="content")
+        notes = fmt.markdown(" ".join(map(fmt.sentence, services.notes_of(report))))
+        st.caption(fmt.markdown(text), width="content", help=notes or None)
         if board.now.config != best.config:
             args = (board.shown, dict(best.config), "the search")
             st.button("Take it", icon=":material/star:", key="search.take", on_click=edit_bits, args=args)
-    if notes := " ".join(map(fmt.sentence, services.notes_of(report))):
-        st.caption(fmt.markdown(notes))

@@ -9,7 +9,7 @@ import streamlit as st
 from inshrink_app import services, state
 from inshrink_app.jobs import Requests
 from inshrink_app.model import Problem
-from inshrink_app.pages.run.board import MEASURED, Board
+from inshrink_app.pages.run.board import Board
 from inshrink_app.pages.run.shrinking import KEEPS, Written
 from inshrink_app.widgets import fmt, job_card, problem
 from inshrink_app.widgets.layout import answer
@@ -52,7 +52,8 @@ def _size(board: Board) -> None:
     if now is None or now.nbytes is None:
         st.markdown(f"#### {before}")
         return
-    about = "" if now.basis == MEASURED else "about "
+    is_written = board.written is not None and board.written.is_of(board)
+    about = "" if is_written else "about "
     st.markdown(f"#### {before} → {about}{fmt.size(now.nbytes)} · {fmt.ratio(now.ratio)}")
 
 
