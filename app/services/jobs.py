@@ -104,16 +104,6 @@ def linked_job(job_id: str, page: str, path: Path) -> Job | None:
     return None if job is None or (job.work.page, job.shown) != (page, str(path)) else job
 
 
-def place_in_queue(job: Job) -> int | None:
-    """Return the position of a queued job, starting at one; None if it is not in this queue."""
-    return registry().place(job)
-
-
-def stop_job(job: Job) -> None:
-    """Cancel a running job."""
-    registry().stop(job)
-
-
 def forget_job(job: Job) -> None:
     """Delete an ended job with its log and stored result. Finished files stay.
 
@@ -210,13 +200,11 @@ def _title(job: Job) -> str:
         "estimates": f"Estimate {getattr(last, 'codec', '')} on {name}",
         "evaluator": f"Try the evaluator on {name}",
         "goals": f"Estimate sizes of {name}",
-        "measured": f"Measure one configuration of {name}",
         "pack": f"Pack {name} to {target}",
         "plan": f"Plan the pruning of {name}",
         "prune": f"Prune {name}",
         "restore": f"Restore step {(getattr(last, 'steps', None) or ('',))[0]} of {name}",
         "search": f"Search {getattr(last, 'codec', '')} on {name}",
-        "trial": f"Try two steps of {name}",
         "write": grows if job.is_watching else f"Write {name} to {target}",
         "verify": f"Verify {name}" + (", every tensor decoded" if getattr(last, "deep", False) else ""),
     }.get(topic, last.verb())

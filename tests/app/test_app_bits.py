@@ -220,9 +220,7 @@ def test_layers_have_the_same_shares_of_the_sensitivity_as_the_map(app, archived
     empty = services.unmeasured(services.load_subject(str(archived)), "magnitude")
     values = dict.fromkeys(empty.values, np.arange(1.0, 1 + empty.values["mean"].size).reshape(2, -1))
     jobs.answers["sensitivity"] = replace(empty, values=values)
-    app.query_params["metric"] = "magnitude"
-    app.run()
-    shares = table(app)[METRICS["magnitude"].quantity]
+    shares = table(explorer("run", run=str(archived), metric="magnitude"))[METRICS["magnitude"].quantity]
     assert list(shares) == pytest.approx(100 * jobs.answers["sensitivity"].shares()[:, -1])
 
 
@@ -242,7 +240,7 @@ def test_a_search_is_told_from_its_first_trials_to_its_result(root, jobs):
     job.state, job.result = "finished", document()
     app.session_state["bits.all"] = True
     app.run()
-    told = texts(app).replace("\u2060", "")
+    told = "".join([texts(app), *(found.proto.help for found in app.caption)]).replace("\u2060", "")
     assert "20.0× of the weights, drop 0.20 %" in told.replace("\\", "")
     assert "\\<b\\>note" in told
     assert "At 2 steps of 4 the weights hardly moved" in told

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from inshrink_app import services
-from inshrink_app.pages.run import ahead, heatmap, tensor_figures
+from inshrink_app.pages.run import heatmap, tensor_figures
 from inshrink_app.theme import MARK
 from inshrink_app.widgets import modules
 
@@ -233,5 +233,5 @@ def test_a_huge_model_is_shown_by_module_and_opened_step_by_step(root, jobs, mon
 
 def test_codecs_are_tried_on_the_sample(caplog):
     with caplog.at_level("INFO"):
-        ahead.load()
+        services.load_ahead()
     assert not caplog.records

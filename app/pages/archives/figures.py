@@ -69,7 +69,10 @@ def cost_figure(
         figure.add_trace(curve(steps, values, "Previous checkpoint", hover, GAP, **look))
     drawn: list[float] = []
     for found in known:
-        values = [_scaled(getattr(row, name), cost.scale) for row in found.comparison.steps]
+        values = [
+            cost.scale * (math.nan if (value := getattr(row, name)) is None else value)
+            for row in found.comparison.steps
+        ]
         figure.add_trace(_archive(found, values, colours, cost.word, fmt.d3_format(values), f" {cost.unit}"))
         drawn += filter(math.isfinite, values)
     drawn += _draw_bound(figure, name, bound)
@@ -100,10 +103,6 @@ def size_figure(
     _lay_out(figure, f"Largest {cost.word}, {cost.unit}")
     ticks = byte_ticks(max(sizes.values(), default=0))
     return figure.update_xaxes(title=title("Size of the archive"), rangemode="tozero", **ticks)
-
-
-def _scaled(value: float | None, scale: float) -> float:
-    return math.nan if value is None else scale * value
 
 
 def _draw_bound(figure: go.Figure, name: str, bound: Bound | None) -> list[float]:

@@ -10,7 +10,7 @@ import pandas as pd
 import streamlit as st
 from inshrink_app import services
 from inshrink_app.model import Subject
-from inshrink_app.pages.archives import made
+from inshrink_app.pages.archives import write
 from inshrink_app.services import ExportRequest
 from inshrink_app.widgets import choices, ending, fmt, job_card, listing, modules
 
@@ -38,7 +38,7 @@ def show(shown: Subject, chain: ChainReport | None) -> None:
     chain
         The chosen archive; None for a run without one.
     """
-    job, source = made.job_of(shown, "pack"), shown
+    job, source = write.job_of(shown, "pack"), shown
     if chain is not None and shown.kind == "run":  # Jobs belong to the subject on screen.
         about: dict[str, Any] = {"path": chain.path, "name": chain.name, "steps": tuple(chain.steps)}
         source = dataclasses.replace(shown, kind="archive", archive=chain, step_pattern="", **about)
@@ -49,9 +49,9 @@ def show(shown: Subject, chain: ChainReport | None) -> None:
         request, is_empty = _asked(source, what)
     with launch:
         disabled = is_empty or job_card.is_running(job)
-        typed = made.start_button("Write file", shown, source, request, disabled=disabled)
+        typed = write.start_button("Write file", shown, source, request, disabled=disabled)
     with result:
-        made.show(shown, job)
+        write.show(shown, job)
     ending.requests(request.placed(typed, f"{typed.removesuffix('.inshrink')}-exact.inshrink"))
 
 

@@ -51,7 +51,7 @@ def choose(
     ink = [f"color: {colours[path]}" for path in paths]
     styled = frame.style.apply(lambda column: ink, subset=[_MARK])
     alt = "Archives of this run with steps, size, ratio, restore cost and every metric that was measured"
-    listing.pickable(styled, looks, alt, key, wanted, picked, several=True)
+    listing.pickable(styled, looks, alt, key, wanted, picked)
     return tuple(archives[paths.index(path)] for path in chosen)
 
 

@@ -198,7 +198,6 @@ def _show_table(board: Board, rates: Rates, predicted: Predicted, view: View) ->
         _TABLE,
         [place for place, name in enumerate(names) if name in ticked],
         lambda places: chosen.set_ticked(str(board.shown.path), [names[place] for place in places]),
-        several=True,
         height=_TABLE_HEIGHT,
     )
 

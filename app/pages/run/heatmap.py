@@ -387,7 +387,7 @@ def _add_curves(
 ) -> None:
     """Draw training metrics above the cells, and make room for them."""
     first, last = (axis.steps[0], axis.steps[-1]) if axis.steps else (0, -1)
-    curves: list[tuple[str, Sequence[tuple[float, float]]]] = []
+    curves = []
     for name, series in logged:
         inside = [row for row in series if first <= row[0] <= last and math.isfinite(row[1])]
         if inside:
@@ -400,8 +400,8 @@ def _add_curves(
     inner = figure.layout.height - TOOLBAR - ROOM_OF_STEPS
     total = inner + len(curves) * (_CURVE_HEIGHT + _CURVE_GAP)
     figure.update_layout(height=total + TOOLBAR + ROOM_OF_STEPS, yaxis={"domain": [0, inner / total]})
-    for place, (name, series) in enumerate(curves):
-        steps, values = (np.asarray(part, np.float64) for part in zip(*series, strict=True))
+    for place, (name, parts) in enumerate(curves):
+        steps, values = (np.asarray(part, np.float64) for part in zip(*parts, strict=True))
         hover = f"{fmt.html(name)} %{{y:{fmt.d3_format(values)}}}<br>step %{{customdata:,d}}"
         at = np.interp(steps, axis.steps, axis.centres)
         more: dict[str, Any] = {"yaxis": f"y{place + 2}", "customdata": steps, "showlegend": False}

@@ -266,7 +266,6 @@ def show_table(view: View, ticked: Sequence[str]) -> None:
         _TABLE,
         [place for place, name in enumerate(names) if name in ticked],
         picked,
-        several=True,
         height=_TABLE_HEIGHT,
     )
     if len(view.nodes) > _MAX_ROWS:

@@ -12,11 +12,7 @@ from inshrink_app.model import Subject
 from inshrink_app.pages.run.board import Board, edit_bits
 from inshrink_app.services import Chosen, EvaluatorCode
 from inshrink_app.widgets import fmt, job_card
-from inshrink_app.widgets.choices import (
-    codec_labels,
-    ends_of_range,
-    one_of_many,
-)
+from inshrink_app.widgets.choices import codec_labels, ends_of_range, one_of_many
 
 from inshrink_core.request import listed
 from inshrink_core.verbs.search import Search

@@ -10,13 +10,7 @@ import plotly.graph_objects as go
 from inshrink_app.pages.run.heatmap import StepAxis
 from inshrink_app.theme import CATEGORICAL, GAP, MARK, SEQUENTIAL
 from inshrink_app.widgets import fmt
-from inshrink_app.widgets.figures import (
-    count_ticks,
-    few_ticks,
-    lay_out,
-    steps_axis,
-    title,
-)
+from inshrink_app.widgets.figures import count_ticks, few_ticks, lay_out, steps_axis, title
 from numpy.typing import NDArray
 
 from inshrink_core.analysis.anatomy import Anatomy
