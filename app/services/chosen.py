@@ -67,7 +67,7 @@ class Bound(NamedTuple):
         """Return ``kept`` or ``broken``; None without a bound or if the value is unknown."""
         if self.kind == "none" or value is None:
             return None
-        return "kept" if value <= self.value else "broken"
+        return "kept" if self.is_kept(value) else "broken"
 
 
 @dataclass(frozen=True)

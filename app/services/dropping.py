@@ -50,8 +50,8 @@ def dropped() -> tuple[Dropped, ...]:
     return tuple(found)
 
 
-def forget_dropped(folder: Path) -> None:
-    """Remove one drop.
+def forget_dropped(folder: Path) -> bool:
+    """Remove one drop; return True.
 
     Raises
     ------
@@ -62,6 +62,7 @@ def forget_dropped(folder: Path) -> None:
         raise ServiceError("nothing was dropped here", str(folder))
     with reported():
         shutil.rmtree(folder)
+    return True
 
 
 def open_dropped(files: Sequence[tuple[str, BinaryIO]]) -> Subject:

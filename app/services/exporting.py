@@ -110,11 +110,6 @@ def chain_export(
     return ExportRequest(archive=written, file=Export("", pack="") if packed else None)
 
 
-def pack_export(shown: Subject) -> ExportRequest:
-    """Return the export that copies an archive into one file."""
-    return ExportRequest(file=Export(str(shown.path), pack=""))
-
-
 def step_export(shown: Subject, step: int, **weights: Any) -> ExportRequest:
     """Return the export of the weights of one step; `weights` has further fields of the request."""
     path, first = str(shown.path), None

@@ -98,7 +98,7 @@ def progress(job: Job) -> None:
 
 
 def _queued_text(job: Job) -> str:
-    place = services.registry().place(job)
+    place = services.place_in_queue(job)
     if place is None:
         return "Queued" if not job.is_elsewhere else "Queued by another explorer"
     before = f"after {fmt.counted(place - 1, 'other job')}" if place > 1 else "next"
@@ -147,7 +147,7 @@ def cancel_button(job: Job, place: str = "page") -> None:
         return
     label, key = "End it" if job.is_watching else "Cancel", f"{place}.cancel.{job.job_id}"
     # A callback, since a fragment that reruns the page for a new part of the result draws no button.
-    st.button(label, icon=":material/close:", key=key, on_click=services.registry().stop, args=(job,))
+    st.button(label, icon=":material/close:", key=key, on_click=services.stop_job, args=(job,))
 
 
 def _resume_button(job: Job, place: str = "page") -> None:

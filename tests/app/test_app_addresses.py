@@ -148,7 +148,7 @@ def test_nothing_is_written_to_an_address(bucket):
 
 def test_a_job_about_an_address_that_is_not_allowed_any_more_is_not_shown(bucket, root):
     job = services.start_job(Work.asking([Inspect(RUN)], shown=RUN, page="run"))
-    services.registry().stop(job)
+    services.stop_job(job)
     assert services.find_job(job.job_id) is not None
     roots.configure([root])
     assert services.find_job(job.job_id) is None

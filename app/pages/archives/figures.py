@@ -69,10 +69,8 @@ def cost_figure(
         figure.add_trace(curve(steps, values, "Previous checkpoint", hover, GAP, **look))
     drawn: list[float] = []
     for found in known:
-        values = [
-            cost.scale * (math.nan if (value := getattr(row, name)) is None else value)
-            for row in found.comparison.steps
-        ]
+        known_values = (getattr(row, name) for row in found.comparison.steps)
+        values = [math.nan if value is None else cost.scale * value for value in known_values]
         figure.add_trace(_archive(found, values, colours, cost.word, fmt.d3_format(values), f" {cost.unit}"))
         drawn += filter(math.isfinite, values)
     drawn += _draw_bound(figure, name, bound)

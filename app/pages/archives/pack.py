@@ -16,7 +16,7 @@ from inshrink_app.widgets import choices, ending, fmt, job_card, listing, module
 
 from inshrink_core.chain import ChainReport
 from inshrink_core.checkpoint import TensorSpec
-from inshrink_core.verbs.export import chosen_names
+from inshrink_core.verbs.export import Export, chosen_names
 
 LEFT_OUT = "pack.without"
 """Key of the patterns that leave tensors out."""
@@ -60,7 +60,7 @@ def _asked(source: Subject, what: str) -> tuple[ExportRequest, bool]:
     if what == "pack":
         n, size = fmt.all_steps(len(source.steps)), fmt.size(source.archive.nbytes if source.archive else 0)
         st.caption(f"{n.capitalize()} in one file of about {size}. Every checksum is verified on the way.")
-        return services.pack_export(source), False
+        return ExportRequest(file=Export(str(source.path), pack="")), False
     step = source.steps[-1]
     if len(source.steps) > 1:
         step = st.select_slider("Step", source.steps, step, format_func=fmt.count, key="export.step")

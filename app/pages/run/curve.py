@@ -31,6 +31,12 @@ _KINDS = {
 }
 """Name, symbol and colour of each kind of point; archives have colours of their own."""
 
+_Mark = Callable[..., None]
+"""Draws marks, given their name, the marks, and the look of a marker."""
+
+_Here = tuple[float | None, float | None]
+"""The ratio of the weights of a configuration, and its figure; None if unknown."""
+
 _Marked = tuple[int, float | None, float | None, str]
 """A mark: the index of its point (reported by a click), its ratio and value, and its hover text."""
 
@@ -40,7 +46,7 @@ def allocation_figure(
     figure: str,
     raw_nbytes: float,
     *,
-    here: tuple[float | None, float | None] = (None, None),
+    here: _Here = (None, None),
     basis: str = "estimated",
     limit: float | None = None,
     colours: Mapping[str, str] = MappingProxyType({}),
@@ -101,10 +107,7 @@ def _height(value: float | None, scale: float, floor: float) -> float:
 
 
 def _mark_points(
-    mark: Callable[..., None],
-    points: Sequence[SearchPoint],
-    figure: str,
-    kinds: Mapping[tuple[str, str, str], list[int]],
+    mark: _Mark, points: Sequence[SearchPoint], figure: str, kinds: Mapping[tuple[str, str, str], list[int]]
 ) -> None:
     """Mark the points by kind, estimates as a curve, and the best one of the search."""
     named: set[str] = set()
@@ -130,13 +133,7 @@ def _mark_points(
         mark("Best of the search", [(-1, best.ratio, best.figure(figure), "")], star, hoverinfo="skip")
 
 
-def _mark_here(
-    mark: Callable[..., None],
-    here: tuple[float | None, float | None],
-    figure: str,
-    limit: float | None,
-    basis: str,
-) -> None:
+def _mark_here(mark: _Mark, here: _Here, figure: str, limit: float | None, basis: str) -> None:
     """Mark the edited point."""
     is_beyond = limit is not None and here[1] is not None and here[1] > limit
     look = {"symbol": "x", "color": _BEYOND} if is_beyond else {"symbol": "circle", "color": MARK}

@@ -147,7 +147,8 @@ def _result(board: Board, made: Written) -> None:
         warning = f"{name} is intact ({size}), but {exceeds}."
         st.warning(warning, icon=":material/warning:")
     else:
-        st.success(f"{name}: {size}. Decoded and compared.", icon=":material/check_circle:")
+        old = "" if made.is_new else " It held every step already, so nothing was written anew."
+        st.success(f"{name}: {size}. Decoded and compared.{old}", icon=":material/check_circle:")
     with st.container(horizontal=True):
         if st.button("Open in Archives", icon=":material/inventory_2:", key="shrink.open"):
             state.go_to("archives", archive=str(chain.path), panel="frames")

@@ -161,12 +161,15 @@ class Written(NamedTuple):
         The report of decoding it.
     unreadable
         Checkpoints of the run that the archive lacks, with reasons; they do not count as problems.
+    is_new
+        Whether the job wrote any step; the archive may have held all of them.
     """
 
     chain: ChainReport
     asked: Mapping[str, Any]
     verified: Mapping[str, Any]
     unreadable: Mapping[str, str]
+    is_new: bool = True
 
     @classmethod
     def by(cls, job: Job | None) -> Written | None:
@@ -179,7 +182,8 @@ class Written(NamedTuple):
         rows = (row for document in documents for row in document.get("unreadable", ()))
         unreadable = {row["path"]: row["reason"] for row in rows}
         try:
-            return cls(chain_of(str(target)), job.work.documents[0], documents[1], unreadable)
+            chain, is_new = chain_of(str(target)), bool(documents[0].get("appended", True))
+            return cls(chain, job.work.documents[0], documents[1], unreadable, is_new)
         except ServiceError:
             return None
 
