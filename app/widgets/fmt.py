@@ -48,11 +48,6 @@ def limit(figure: str, value: float) -> str:
     return joined(limit_text(figure, value))
 
 
-def compact(n: float) -> str:
-    """Return a count with three significant digits, such as ``54.3 k``."""
-    return size(n).removesuffix("B").rstrip()
-
-
 def value(value: float, digits: int = 3) -> str:
     """Return a measured value with three significant digits, such as ``1.20e-3`` if far from one.
 

@@ -55,7 +55,7 @@ def _run(shown: Subject, *, watched: bool) -> None:
     about = [
         fmt.counted(len(shown.steps), "step"),
         fmt.size(shown.total_bytes),
-        f"{fmt.compact(shown.n_parameters)} parameters in {fmt.counted(n_tensors, 'tensor')}",
+        f"{fmt.size(shown.n_parameters).rstrip('B')} parameters in {fmt.counted(n_tensors, 'tensor')}",
         *(["with a moving average"] if averages else []),
     ]
     st.caption(" · ".join(about), width="content")

@@ -44,11 +44,6 @@ def n_rows(job: Job) -> int:
     return len(job.partial_rows())
 
 
-def n_documents(job: Job) -> int:
-    """Return the number of finished requests of a job."""
-    return len(job.documents)
-
-
 @st.fragment(run_every=POLL_SECONDS)
 def _running(job: Job, title: str, parts: Callable[[Job], int], n_parts: int) -> None:
     """Draw a running job; rerun the page once it has ended, or has a further part of its result."""
@@ -60,7 +55,7 @@ def _running(job: Job, title: str, parts: Callable[[Job], int], n_parts: int) ->
         cancel_button(now)
 
 
-def settled(job: Job | None, title: str = "", parts: Callable[[Job], int] = n_documents) -> bool:
+def settled(job: Job | None, title: str = "", parts: Callable[[Job], int] | None = None) -> bool:
     """Draw a running or unfinished job; return whether neither exists.
 
     Parameters
@@ -70,11 +65,13 @@ def settled(job: Job | None, title: str = "", parts: Callable[[Job], int] = n_do
     title
         Its title; without one its progress takes one line.
     parts
-        Counts the parts of its result; the page is redrawn for each further part.
+        Counts the parts of its result, by default its finished requests; the page is redrawn for each
+        further part.
     """
     if job is None or job.state == "finished":
         return True
     if job.is_running:
+        parts = parts or (lambda job: len(job.documents))
         _running(job, title, parts, parts(job))
     else:
         stopped(job)
