@@ -58,6 +58,16 @@ def test_a_bare_link_measures_and_estimates_nothing_until_the_button_is_pressed(
     assert not {"--evaluator", "--trust-run"} & set(jobs.last)
 
 
+def test_a_panel_of_the_header_stays_open_while_its_choices_change_its_label(archived, jobs):
+    app = explorer("run", run=str(archived))
+    app.session_state["header.bound"] = True
+    app.run()
+    app.radio[0].set_value("drop").run()
+    assert "Bound: drop ≤ 1.00 %" in texts(app)
+    assert app.session_state["header.bound"]
+    assert [one.label for one in app.number_input if "At most" in one.label] == ["At most, %"]
+
+
 @pytest.mark.usefixtures("asked_for")
 def test_size_ratio_and_bits_are_said_of_what_is_kept_and_a_figure_that_is_not_known_is_not_there(
     archived, jobs
