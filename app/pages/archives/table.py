@@ -46,8 +46,7 @@ def choose(
     frame.insert(0, _MARK, _MARK)
     tip = f"Whether what was measured keeps the bound: {quality.bound_text(bound)}"
     frame, looks = listing.drawn_as(frame, helps={_WITHIN: tip})
-    looks[_MARK] = st.column_config.Column("", width=30, pinned=True)
-    looks[_NAME] = st.column_config.Column("Archive", pinned=True)
+    looks[_MARK] = st.column_config.Column("", width=30)
     ink = [f"color: {colours[path]}" for path in paths]
     styled = frame.style.apply(lambda column: ink, subset=[_MARK])
     alt = "Archives of this run with steps, size, ratio, restore cost and every metric that was measured"
@@ -91,14 +90,14 @@ def _row(chain: ChainReport, known: Mapping[str, Known], bound: Bound) -> dict[s
     is_old = any(not by_metric.is_current for by_metric in known.values())
     return {
         _NAME: fmt.clipped(fmt.printable(chain.name), _NAME_WIDTH),
-        "settings": services.distinction(chain) or chain.codec,
         "steps": len(chain.steps),
         "bytes": chain.nbytes,
         "ratio": chain.ratio_total,
-        "bits per weight": chain.bits_per_weight,
         "restore cost": cost,
         _WITHIN: check,
         **drops,
+        "settings": services.distinction(chain) or chain.codec,
+        "bits per weight": chain.bits_per_weight,
         "largest divergence": figures["divergence"],
         "verified": None if last is None else "sound" if last.document.get("ok") else "damaged",
         "state": "measured before its last change" if is_old else None,
