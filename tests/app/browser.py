@@ -17,18 +17,6 @@ from urllib.parse import urlencode
 
 import pytest
 
-__all__ = [
-    "ARGUMENTS",
-    "CHROMIUM",
-    "FAINT",
-    "IDLE",
-    "MILLISECONDS",
-    "Server",
-    "browser_marks",
-    "new_page",
-    "wait_for",
-]
-
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 ARGUMENTS = [
     "--no-sandbox",

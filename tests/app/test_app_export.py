@@ -19,15 +19,7 @@ import inshrink_core
 from inshrink_core.chain import default_optimizer
 from inshrink_core.codecs.lattice.codec import LatticeCodec
 from inshrink_core.verbs.export import export as export_now
-from tests.app.builders import (
-    SAMPLE,
-    archives,
-    button,
-    open_panel,
-    texts,
-    trusted,
-    write_run,
-)
+from tests.app.builders import SAMPLE, archives, button, open_panel, texts, trusted, write_run
 from tests.app.job_stubs import STEPS, StubJobs, option, work
 from tests.runs import write_run as write_training
 

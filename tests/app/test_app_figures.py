@@ -20,15 +20,7 @@ from inshrink_core.analysis.profile import Row
 from inshrink_core.evaluate import Comparison, EvaluatedStep
 from inshrink_core.metrics import Direction
 from inshrink_core.verbs.shared.measured import EvaluatorId, Known
-from tests.app.builders import (
-    button,
-    compared_row,
-    explorer,
-    sensitivity_table,
-    subject,
-    texts,
-    write_run,
-)
+from tests.app.builders import button, compared_row, explorer, sensitivity_table, subject, texts, write_run
 
 
 def test_many_steps_are_merged_by_the_mean_of_what_is_there():
