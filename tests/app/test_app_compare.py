@@ -15,6 +15,7 @@ from inshrink_app.model.problem import ServiceError
 from inshrink_app.services import jobs as job_services
 
 import inshrink_core
+from inshrink_core.errors import EvaluatorError
 from tests.app.builders import (
     SAMPLE,
     archives,
@@ -27,7 +28,7 @@ from tests.app.builders import (
     trusted,
     write_run,
 )
-from tests.app.job_stubs import STEPS, option, wait, work
+from tests.app.job_stubs import STEPS, option, performed, wait, work
 
 EVALUATOR = """
 import pathlib
@@ -184,6 +185,23 @@ def test_several_archives_are_lines_of_one_table_and_a_picture_of_size_against_c
     assert list(table["bound"]) == ["exact", "broken"]
     assert table["ratio"][1] == services.chain_of(str(other)).ratio_total
     assert charts(app) == 4
+
+
+def test_an_archive_that_cannot_be_compared_is_left_out_and_the_others_are_compared(archived, jobs):
+    trusted(archived, "def evaluate(state):\n    return {'loss': float(state['fc1.weight'].sum())}\n")
+    first, part = (archived.with_name(f"run{name}.inshrink") for name in ("", "-part"))
+    asked = {"step": 40, "weights_only": True, "exact": True, "without": ("fc1.weight",)}
+    inshrink_core.verbs.export(first, part, **asked)
+    shown = services.load_subject(str(archived))
+    judge = services.trusted_evaluator(shown)
+    request = services.comparison(shown, [part, first], STEPS, judge)
+    jobs.put(request, shown=str(archived), result=performed(request).result)
+    app = archives("compare", archived, archive=str(first))
+    (left_out,) = [one.value for one in app.warning if "left out" in one.value]
+    assert "which the checkpoint does not have" in left_out
+    assert charts(app) > 0
+    with pytest.raises(EvaluatorError):
+        performed(replace(request, archives=(str(part),) * 2))
 
 
 def test_a_comparison_at_work_shows_what_it_has_found_so_far(archived, jobs):

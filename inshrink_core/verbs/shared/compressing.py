@@ -445,17 +445,8 @@ def _check_base(model: BaseModel, archive: PathLike, codec: AnyCodec, first: Ite
 
 
 _BOUND_FIELDS: Final = (
-    *(
-        "step",
-        "kind",
-        "ratio_weights",
-        "drop",
-        "divergence",
-        "restore_cost",
-        "exact",
-        "discriminative",
-        "side",
-    ),
+    *("step", "kind", "ratio_weights", "drop", "divergence", "restore_cost"),
+    *("exact", "discriminative", "side"),
 )
 
 
