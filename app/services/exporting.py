@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,13 +15,15 @@ from inshrink_app.jobs import Job, Work
 from inshrink_app.model import ServiceError, Subject
 from inshrink_app.server.downloads import downloads
 from inshrink_app.server.roots import Address, settings
-from inshrink_app.services.inside import is_own
-from inshrink_app.services.jobs import documents_of, start_job
+from inshrink_app.services.inside import answered, is_own
+from inshrink_app.services.jobs import all_jobs, documents_of, start_job
 from inshrink_app.services.opening import chain_of, load_subject, resolve
 
-from inshrink_core.chain import ChainReport
+from inshrink_core.chain import Archive, ChainReport
+from inshrink_core.chain.meta import QUALITY
 from inshrink_core.checkpoint import TensorSpec, twins
 from inshrink_core.request import Request
+from inshrink_core.search.bounds import DEFAULT_MAX_DIVERGENCE
 from inshrink_core.verbs.compress import Compress
 from inshrink_core.verbs.export import Export, chosen_names
 
@@ -66,7 +68,7 @@ class ExportRequest:
         """Whether it writes a safetensors file."""
         return self.file is not None and self.file.layout == "safetensors"
 
-    def placed(self, target: str, between: str = "", **fields: Any) -> list[Request[Any]]:
+    def placed(self, target: str, between: str = "") -> list[Request[Any]]:
         """Return the requests with their target.
 
         Parameters
@@ -75,13 +77,10 @@ class ExportRequest:
             Path to write.
         between
             Path of an intermediate archive, if a run is written to one file.
-        fields
-            Further fields of the request that archives, such as its evaluator.
         """
-        place = between if self.file is not None else target
         requests: list[Request[Any]] = []
         if self.archive is not None:
-            requests.append(replace(self.archive, archive=place, **fields))
+            requests.append(replace(self.archive, archive=target if self.file is None else between))
         if self.file is not None:
             where: dict[str, Any] = {"output" if self.kind == "step" else "pack": target}
             where |= {"archive": between} if requests else {}
@@ -168,22 +167,35 @@ def default_folder(shown: Subject) -> Path:
 
 
 def _is_continued(path: Path, request: ExportRequest) -> bool:
-    """Return whether a path holds an archive of the same settings, to which the export appends."""
+    """Return whether a path holds an archive of the same settings and bound, to which the export appends."""
     asked: Any = request.archive
     if asked is None or request.file is not None:
         return False
     try:
         chain = chain_of(str(path))
+        bounds = answered(("bounds", str(path), chain.state), lambda: _bounds_of(path))
     except ServiceError:
         return False
-    if (chain.codec, chain.optimizer) != (asked.codec, asked.optimizer):
+    usual = {"divergence": DEFAULT_MAX_DIVERGENCE}  # The engine adds it to a drop.
+    now, then = (usual | found if "drop" in found else found for found in (asked.bounds.limits, bounds))
+    if (chain.codec, chain.optimizer, then) != (asked.codec, asked.optimizer, now):
         return False
-    if any(bound is not None for bound in (asked.max_restore_cost, asked.max_drop, asked.max_divergence)):
-        # With a bound, settings differ by step, so an archive of uniform settings was written without one.
-        return not chain.is_uniform
+    if "drop" in bounds:  # An archive does not record the metric of a drop, but the job that wrote it does.
+        requests: Iterator[Any] = (request for job in all_jobs() for request in job.requests)
+        wrote = (one.metric for one in requests if one.verb() == "compress" and one.archive == str(path))
+        return next(wrote, False) == asked.metric
     settings = {**chain.config, "overrides": list(chain.overrides)}
-    wanted = {"overrides": [], **(asked.config or {})}
+    wanted = {} if bounds else {"overrides": [], **(asked.config or {})}
     return all(name in settings and settings[name] == value for name, value in wanted.items())
+
+
+def _bounds_of(path: Path) -> Mapping[str, float]:
+    """Return the bounds that an archive was written within; empty without any."""
+    archive = Archive.open(path)
+    notes = (archive.frame(frame).meta.get(QUALITY, {}) for frame in reversed(archive.frames))
+    # Steps stored exactly to keep the bounds do not record them.
+    found = [note.get("bounds", {"exact": 0.0}) for note in notes if note.get("how") in ("measured", "exact")]
+    return min(found, key=lambda bounds: "exact" in bounds, default={})
 
 
 def export_target(text: str, request: ExportRequest) -> Path:
@@ -192,14 +204,15 @@ def export_target(text: str, request: ExportRequest) -> Path:
     Raises
     ------
     ServiceError
-        See `writable`; or the existing file may not be replaced.
+        See `writable`; or the existing file may not be replaced, or the existing archive not continued.
     """
-    path = writable(text, "an export goes into a folder of yours", request.suffix)
-    if request.file is not None and path.is_dir():
-        raise ServiceError("a folder is there already", str(path), "choose another name")
-    if request.file is not None and path.exists() and not request.file.force:
-        remedy = "choose another name, or let it be replaced"
-        raise ServiceError("the file already exists", str(path), remedy)
+    path, file = writable(text, "an export goes into a folder of yours", request.suffix), request.file
+    is_free = _is_continued(path, request) if file is None else file.force and path.is_file()
+    if os.path.lexists(path) and not is_free:
+        what = "this file already exists"
+        if path.is_dir():
+            what = "a folder already exists here, which is no archive of the same settings and bound"
+        raise ServiceError(what, str(path), "choose another name, or let a file be replaced")
     return path
 
 

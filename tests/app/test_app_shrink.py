@@ -5,16 +5,17 @@ from __future__ import annotations
 import hashlib
 import shlex
 import shutil
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from inshrink_app import services
+from inshrink_app.model import ServiceError
 from inshrink_app.pages.run.shrinking import Intent, Written
 from inshrink_app.services import Bound, Chosen
 
-import inshrink_core
 from inshrink_core.text import percentage, ratio, size
 from tests.app.builders import SAMPLE, button, explorer, judged, linked, open_panel, primary, texts, trusted
 from tests.app.job_stubs import option, performed
@@ -193,17 +194,29 @@ def test_a_trial_that_was_interrupted_begins_again_by_itself(archived, jobs):
     assert trial.state == "running"
 
 
-def test_an_archive_that_was_written_without_a_bound_is_not_gone_on_with_under_one(archived, root):
-    shown = services.load_subject(str(archived))
-    judged(archived)
-    judge, _ = services.evaluator_and_trust(shown)
-    free, bound = (
-        Intent(shown=shown, now=services.chosen(shown), evaluator=by).archive for by in (None, judge)
+def test_an_archive_is_gone_on_with_only_under_the_bound_and_metric_of_its_steps(archived, jobs):
+    trusted(
+        archived,
+        "def evaluate(state):\n    return dict.fromkeys(['loss', 'acc'], float(state['fc1.weight'].abs().sum()))\n",
     )
-    shutil.rmtree(root / "run.inshrink")
-    inshrink_core.compress(archived, root / "run.inshrink", optimizer="compressed")
-    assert services.suggested_name(shown, free) == str(root / "run.inshrink")
-    assert services.suggested_name(shown, bound) == str(root / "run-2.inshrink")
+    shown, target = services.load_subject(str(archived)), archived.with_name("run.inshrink")
+
+    def export(kind: str, value: float = 0.0, metric: str = "loss") -> services.ExportRequest:
+        now = services.choose(shown, bound=Bound(kind, value), metric=metric, direction="higher")
+        return Intent(shown=shown, now=now, evaluator=services.trusted_evaluator(shown)).archive
+
+    free, loss, loose = export("none"), export("drop", 0.01), export("drop", 0.02)
+    acc, cost = export("drop", 0.01, "acc"), export("divergence", 0.003)
+    for written in (free, loss):
+        shutil.rmtree(target)
+        (request,) = written.placed(str(target))
+        performed(request)
+        jobs.put(request)
+        for asked in (free, loss, loose, acc, cost):
+            other = "" if asked is written else "-2"
+            assert services.suggested_name(shown, asked) == str(archived.with_name(f"run{other}.inshrink"))
+            with pytest.raises(ServiceError, match="same settings") if other else nullcontext():
+                services.export_target(str(target), asked)
 
 
 def test_what_the_button_writes_of_the_sample_keeps_the_bound_and_is_measured(root, jobs):

@@ -85,8 +85,8 @@ class Intent:
         fields: dict[str, Any] = {"codec": keep.codec, "optimizer": keep.optimizer}
         if self.is_by_hand:
             fields |= {"codec": str(config["codec"]), "config": engine_settings(config) or None}
-        elif self.is_bounded:
-            fields |= self.now.bound.fields
+        elif self.is_bounded and self.evaluator is not None:
+            fields |= self.now.bound.fields | self.evaluator.fields
         return chain_export(self.shown, self.shown.steps, **fields)
 
     def requests(self, target: str) -> list[Request[Any]]:
@@ -95,8 +95,7 @@ class Intent:
         Without an evaluator, and for exact archives, the comparison is tensor by tensor.
         """
         evaluator, path = self.evaluator, str(self.shown.path)
-        judging = evaluator.fields if evaluator is not None and self.is_bounded else {}
-        written = self.archive.placed(target, **judging)
+        written = self.archive.placed(target)
         if evaluator is None or self.now.keep == "exact":
             return [*written, Verify(target, deep=True, against=path)]
         # With a bound, every step is measured while it is written, so the comparison is already known.
