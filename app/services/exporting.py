@@ -15,15 +15,13 @@ from inshrink_app.jobs import Job, Work
 from inshrink_app.model import ServiceError, Subject
 from inshrink_app.server.downloads import downloads
 from inshrink_app.server.roots import Address, settings
-from inshrink_app.services.inside import answered, is_own
+from inshrink_app.services.inside import is_own
 from inshrink_app.services.jobs import all_jobs, documents_of, start_job
 from inshrink_app.services.opening import chain_of, load_subject, resolve
 
-from inshrink_core.chain import Archive, ChainReport
-from inshrink_core.chain.meta import QUALITY
+from inshrink_core.chain import ChainReport
 from inshrink_core.checkpoint import TensorSpec, twins
 from inshrink_core.request import Request
-from inshrink_core.search.bounds import DEFAULT_MAX_DIVERGENCE
 from inshrink_core.verbs.compress import Compress
 from inshrink_core.verbs.export import Export, chosen_names
 
@@ -173,29 +171,19 @@ def _is_continued(path: Path, request: ExportRequest) -> bool:
         return False
     try:
         chain = chain_of(str(path))
-        bounds = answered(("bounds", str(path), chain.state), lambda: _bounds_of(path))
     except ServiceError:
         return False
-    usual = {"divergence": DEFAULT_MAX_DIVERGENCE}  # The engine adds it to a drop.
-    now, then = (usual | found if "drop" in found else found for found in (asked.bounds.limits, bounds))
-    if (chain.codec, chain.optimizer, then) != (asked.codec, asked.optimizer, now):
-        return False
-    if "drop" in bounds:  # An archive does not record the metric of a drop, but the job that wrote it does.
-        requests: Iterator[Any] = (request for job in all_jobs() for request in job.requests)
-        wrote = (one.metric for one in requests if one.verb() == "compress" and one.archive == str(path))
-        return next(wrote, False) == asked.metric
+    # An archive does not record the metric of a bound, but the job that wrote it does.
+    requests: Iterator[Any] = (one for job in all_jobs() for one in job.requests if one.verb() == "compress")
+    wrote = next((one for one in requests if one.archive == str(path)), None)
+    is_bounded = bool(asked.bounds.limits)
+    is_same = chain.is_uniform and not is_bounded
+    if wrote is not None:
+        is_same = (wrote.bounds, wrote.metric) == (asked.bounds, asked.metric)
     settings = {**chain.config, "overrides": list(chain.overrides)}
-    wanted = {} if bounds else {"overrides": [], **(asked.config or {})}
-    return all(name in settings and settings[name] == value for name, value in wanted.items())
-
-
-def _bounds_of(path: Path) -> Mapping[str, float]:
-    """Return the bounds that an archive was written within; empty without any."""
-    archive = Archive.open(path)
-    notes = (archive.frame(frame).meta.get(QUALITY, {}) for frame in reversed(archive.frames))
-    # Steps stored exactly to keep the bounds do not record them.
-    found = [note.get("bounds", {"exact": 0.0}) for note in notes if note.get("how") in ("measured", "exact")]
-    return min(found, key=lambda bounds: "exact" in bounds, default={})
+    wanted = {} if is_bounded else {"overrides": [], **(asked.config or {})}
+    is_same &= (chain.codec, chain.optimizer) == (asked.codec, asked.optimizer)
+    return is_same and all(name in settings and settings[name] == value for name, value in wanted.items())
 
 
 def export_target(text: str, request: ExportRequest) -> Path:

@@ -113,6 +113,9 @@ def _bound(shown: Subject) -> None:
             state.clicked()
             services.choose(shown, bound=Bound(kind, value))
             st.rerun()
+        judge, ready = services.evaluator_and_trust(shown)
+        if judge is not None and not ready and kind != "none":
+            evaluator.consent(judge, "bound")
 
 
 def _evaluator(shown: Subject) -> None:

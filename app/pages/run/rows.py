@@ -24,10 +24,7 @@ from numpy.typing import NDArray
 _TABLE = "map.table"
 FILTER = "row_filter"
 
-ORDERS: Mapping[str, str] = {
-    "forward": "Model's order",
-    "share": "Largest share first",
-}
+ORDERS: Mapping[str, str] = {"forward": "Model's order", "share": "Largest share first"}
 """Orders of the rows."""
 
 COLOURS: Mapping[str, str] = {

@@ -54,9 +54,12 @@ def _size(board: Board) -> None:
     if now is None or now.nbytes is None:
         st.markdown(f"#### {before}")
         return
-    is_written = board.written is not None and board.written.is_of(board)
-    about = "" if is_written else "about "
-    st.markdown(f"#### {before} → {about}{fmt.size(now.nbytes)} · {fmt.ratio(now.ratio)}")
+    st.markdown(f"#### {before} → {_about(board)}{fmt.size(now.nbytes)} · {fmt.ratio(now.ratio)}")
+
+
+def _about(board: Board) -> str:
+    """Return ``about`` for a size, unless it is that of the written archive."""
+    return "" if board.written is not None and board.written.is_of(board) else "about "
 
 
 def _keep(board: Board) -> None:
@@ -170,10 +173,7 @@ def show_strip(board: Board) -> None:
     now, before = board.figures, None
     if board.now.before and board.is_by_hand:
         before = board.figures_of(board.now.before[-1][0])
-    with (
-        st.container(key="strip"),
-        st.container(horizontal=True, vertical_alignment="center", gap="small"),
-    ):
+    with st.container(key="strip"), st.container(horizontal=True, vertical_alignment="center", gap="small"):
         if now is not None:
             _figures(board, now, before)
         look: dict[str, Any] = {"type": "tertiary", "args": (board.shown,)}
@@ -202,7 +202,8 @@ def _figures(board: Board, now: Figures, before: Figures | None) -> None:
             and not math.isclose(value, earlier, rel_tol=1e-3)
         ):
             change = f" :small[({'+' if value > earlier else '−'}{text(abs(value - earlier))})]"
-        shown = text(value) if is_kept or name != bound.kind else f":red[{text(value)}]"
+        about = _about(board) if name == "nbytes" else ""
+        shown = f"{about}{text(value)}" if is_kept or name != bound.kind else f":red[{text(value)}]"
         st.markdown(f":small[{label}] **{shown}**{change}", width="content", help=HELPS.get(name))
     is_measured = now.basis == MEASURED
     icon = ":material/check:" if is_measured else ":material/calculate:"

@@ -90,10 +90,7 @@ def histogram_figure(seen: Anatomy) -> go.Figure:
     figure.update_layout(barmode="stack", bargap=0, hovermode="closest")
     figure.update_xaxes(title=title("Value"), showgrid=False, nticks=7)
     figure.update_yaxes(
-        title=title("Values in a bin"),
-        range=[0, top * 1.08],
-        automargin=True,
-        **count_ticks(top),
+        title=title("Values in a bin"), range=[0, top * 1.08], automargin=True, **count_ticks(top)
     )
     return figure
 
