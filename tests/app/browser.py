@@ -96,8 +96,7 @@ def new_page(browser: Any, width: int = 1280, height: int = 900, **more: Any) ->
     page.on("request", lambda request: page.hosts.add(request.url.split("/")[2]))
     page.on("pageerror", lambda error: page.complaints.append(str(error)))
     page.on(
-        "console",
-        lambda message: page.complaints.append(message.text) if message.type == "error" else None,
+        "console", lambda message: page.complaints.append(message.text) if message.type == "error" else None
     )
     return page
 

@@ -249,6 +249,10 @@ def test_a_search_is_told_from_its_first_trials_to_its_result(root, jobs):
     assert set(listed["figures"]) == {"measured"}
     assert "1 trial ended early" in told
 
+    for keep, basis in (("resume", "measured"), ("weights", "estimated")):
+        services.choose(services.load_subject(str(run)), keep=keep, config=config(2.0))
+        assert f" {basis}]" in texts(app.run()), "trials use the optimizer state"
+
     # A repeated search that is interrupted leaves the result and adds its trials.
     later = put(jobs, run, "interrupted")
     later.rows[:] = [trial(step, 3.0) for step in STEPS]

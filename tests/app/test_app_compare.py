@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -134,7 +135,6 @@ def test_the_bundled_evaluator_needs_no_consent_and_a_changed_copy_does(root):
 
 
 def test_an_evaluator_outside_of_the_run_is_refused(archived):
-    (archived.parent / "judge.py").write_text("")
     (archived / "inshrink.toml").write_text('[evaluator]\nfile = "../judge.py"\n')
     with pytest.raises(ServiceError, match="outside"):
         services.evaluator_of(services.load_subject(str(archived)))
@@ -183,6 +183,8 @@ def test_several_archives_are_lines_of_one_table_and_a_picture_of_size_against_c
     table = app.dataframe[0].value
     assert list(table["archive"]) == ["run.inshrink", "run-other.inshrink"]
     assert list(table["bound"]) == ["exact", "broken"]
+    looks = json.loads(app.dataframe[0].proto.columns)
+    assert sum(looks[name]["width"] for name in table) < 800, "it fits a page of 900 pixels"
     assert table["ratio"][1] == services.chain_of(str(other)).ratio_total
     assert charts(app) == 4
 

@@ -56,9 +56,7 @@ def test_a_run_with_an_archive_is_shown_as_archived_first(root):
     assert not services.drill_down(archive, 20, "fc1.weight", "archive", None).restored
 
 
-def test_movement_is_that_since_the_previous_checkpoint_and_equal_bins_count_all_values_of_a_step(
-    root,
-):
+def test_movement_is_that_since_the_previous_checkpoint_and_equal_bins_count_all_values_of_a_step(root):
     shown = services.load_subject(str(write_run(root / "run")))
     wanted = inshrink_core.analysis.trajectory(root / "run", "fc1.weight").relative_movement
     found = [services.moved_since(shown, "fc1.weight", step) for step in shown.steps]

@@ -60,6 +60,7 @@ def test_a_bare_link_measures_and_estimates_nothing_until_the_button_is_pressed(
 
 
 def test_a_panel_of_the_header_stays_open_while_its_choices_change_its_label(archived, jobs):
+    judged(archived)
     app = explorer("run", run=str(archived))
     app.session_state["header.bound"] = True
     app.run()
@@ -67,6 +68,8 @@ def test_a_panel_of_the_header_stays_open_while_its_choices_change_its_label(arc
     assert "Bound: drop ≤ 1.00 %" in texts(app)
     assert app.session_state["header.bound"]
     assert [one.label for one in app.number_input if "At most" in one.label] == ["At most, %"]
+    app.checkbox[0].check().run()
+    assert services.trusted_evaluator(services.load_subject(str(archived))), "asked where it is needed"
 
 
 @pytest.mark.usefixtures("asked_for")
