@@ -25,10 +25,5 @@ def verified(chain: ChainReport) -> Iterator[Measurement]:
 
 
 def when(at: float) -> str:
-    """Return the time of a measurement (Unix time) in words."""
-    return f"{moment(at):%d %b %Y, %H:%M}"
-
-
-def moment(at: float) -> datetime:
-    """Return a time in the time zone of this computer."""
-    return datetime.fromtimestamp(at, UTC).astimezone()
+    """Return a Unix time in words, in the time zone of this computer."""
+    return f"{datetime.fromtimestamp(at, UTC).astimezone():%d %b %Y, %H:%M}"

@@ -61,50 +61,9 @@ _BACKEND = "<script>window.__streamlit = {BACKEND_BASE_URL: location.origin + '/
 address, which costs two 404 answers.
 """
 
-_NO_RAW_CSV = (
-    '<style>[data-testid="stElementToolbarButton"]:has(button[aria-label^="Download as CSV"])'
-    "{display: none}</style>"
-)
-"""Hide Streamlit's own download button, which writes names unescaped so that a spreadsheet may run them as
-formulas.
-"""
-
-_PLACE = """<style>
-    [data-testid="stMain"] [data-testid="stMainBlockContainer"] {
-      padding-inline: clamp(1rem, 2.5vw, 3rem); padding-bottom: 2rem }
-    [data-testid="stLayoutWrapper"]:has(> div > [data-testid="stLayoutWrapper"] > .st-key-strip) {
-      position: sticky; bottom: 0; top: 3.5rem; z-index: 90; padding: 0.35rem 0.5rem;
-      background: light-dark(#F4F6F8, #11171E); border-block: 1px solid light-dark(#DDE3E9, #2B353F);
-      font-variant-numeric: tabular-nums }
-    @media (max-width: 1100px) {
-      [data-testid="stHorizontalBlock"]:has(
-          > [data-testid="stColumn"] :is(.st-key-heatmap, .st-key-bits-curve)) {
-        flex-wrap: wrap;
-        > [data-testid="stColumn"] { min-width: 100% }
-      }
-    }
-  </style>"""
-"""Styles that keep the strip visible and give the map the whole width on a narrow screen."""
-
+_ASSETS = Path(__file__).parents[1] / "assets"
 _DENIAL = "websocket.http.response"
 _REFUSED = "This host name or origin is not allowed.\n"
-
-
-_GONE = """<style>
-    #gone, body:has({away}) [data-testid="stDialog"] {{ display: none }}
-    body:has({away}) #gone {{
-      display: block; position: fixed; inset: auto 0 0 0; z-index: 2000000; padding: 1rem 2rem;
-      background: #0C1118; color: #FFFFFF; font: 1rem/1.6 sans-serif; opacity: 0;
-      animation: gone 0s 3s forwards }}
-    @keyframes gone {{ to {{ opacity: 1 }} }}
-  </style>
-  <div id="gone" role="alert"><b>The explorer has stopped or cannot be reached.</b>
-    Start it again to continue here:<br><code>{command}</code></div>"""
-"""Message after three seconds without the server. It replaces Streamlit's dialog, which names another
-command.
-"""
-
-_AWAY = '[data-test-connection-state]:not([data-test-connection-state="CONNECTED"])'
 
 
 def shell(index: Path, command: str = "inshrink ui") -> str:
@@ -121,8 +80,9 @@ def shell(index: Path, command: str = "inshrink ui") -> str:
     for charts in (index.parent / "static" / "js").glob("PlotlyChart.*.js"):  # 5 MB, on most pages
         link = f'<link rel="modulepreload" crossorigin href="./static/js/{charts.name}">'
         page = page.replace("</head>", f"  {link}\n  </head>", 1)
-    page = page.replace("</head>", f"  {_NO_RAW_CSV}\n  {_PLACE}\n  </head>", 1)
-    return page.replace("</body>", f"  {_GONE.format(away=_AWAY, command=escape(command))}\n  </body>", 1)
+    head, gone = ((_ASSETS / name).read_text(encoding="utf-8") for name in ("head.html", "gone.html"))
+    page = page.replace("</head>", f"{head}</head>", 1)
+    return page.replace("</body>", f"{gone.replace('$command', escape(command))}</body>", 1)
 
 
 def headers(page: str) -> dict[str, str]:

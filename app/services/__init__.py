@@ -17,7 +17,6 @@ from inshrink_app.services.exporting import *
 from inshrink_app.services.inside import is_dropped as is_dropped
 from inshrink_app.services.inside import samples as samples
 from inshrink_app.services.jobs import *
-from inshrink_app.services.logs import *
 from inshrink_app.services.measuring import *
 from inshrink_app.services.opening import *
 from inshrink_app.services.searching import *

@@ -51,13 +51,19 @@ def _candidates(subject: Subject) -> list[Path]:
     for folder in (subject.place.parent, *current.roots):
         for path in _archives_in(folder):
             real = real_path(path)
-            if current.allows(real):
+            if current.allows(real) and not _is_of_other(real, subject.place):
                 found.setdefault(real)
     name = subject.place.name
     ordered = sorted(
         found, key=lambda path: (path.name != name + _SUFFIX, not path.name.startswith(name), path.name)
     )
     return ordered[:_MAX_CANDIDATES]
+
+
+def _is_of_other(archive: Path, run: Path) -> bool:
+    """Return whether an archive is named after another run beside it, which may have the same steps."""
+    named = archive.with_suffix("")
+    return named != run and not isinstance(named, Address) and named.is_dir()
 
 
 def _archives_in(folder: Path) -> Iterator[Path]:

@@ -21,7 +21,6 @@ from inshrink_app.services.inside import reported
 from inshrink_core.chain.defaults import make_configs
 from inshrink_core.execution.results import load_result
 from inshrink_core.search.bounds import DEFAULT_MAX_DIVERGENCE, DEFAULT_MAX_RESTORE_COST
-from inshrink_core.text import limit_text
 
 _KIND = "chosen"
 _MAX_STORED = 64
@@ -55,13 +54,6 @@ class Bound(NamedTuple):
         """Return the request's field for this bound; empty without a bound."""
         return {} if self.kind == "none" else {f"max_{self.kind}": self.value}
 
-    @property
-    def text(self) -> str:
-        """Return the bound in a few words."""
-        if self.kind == "none":
-            return "none"
-        return f"{self.kind.replace('_', ' ')} {limit_text(self.kind, self.value)}"
-
     def of(self, figures: Any) -> float | None:
         """Return the bounded figure among some figures; None if unknown."""
         found = None if self.kind == "none" else getattr(figures, self.kind, None)
@@ -75,7 +67,7 @@ class Bound(NamedTuple):
         """Return ``kept`` or ``broken``; None without a bound or if the value is unknown."""
         if self.kind == "none" or value is None:
             return None
-        return "kept" if value <= self.value else "broken"
+        return "kept" if self.is_kept(value) else "broken"
 
 
 @dataclass(frozen=True)

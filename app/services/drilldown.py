@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import streamlit as st
 from inshrink_app.model import ServiceError, Subject
 from inshrink_app.server.recent import load_recent
 from inshrink_app.server.roots import Address, list_folder, real_path, settings
@@ -20,11 +23,13 @@ from inshrink_app.services.inside import answered, samples
 from inshrink_app.services.opening import engine_at, engine_of, place_of
 from numpy.typing import NDArray
 
+import inshrink_core
 from inshrink_core.analysis.anatomy import Anatomy, ValueHistogram, anatomy, value_histogram
 from inshrink_core.analysis.movement import Moved
 from inshrink_core.analysis.movement import moved_between as movement
 from inshrink_core.analysis.trajectory import trajectory
-from inshrink_core.codec import QUANTIZED, weight_codecs
+from inshrink_core.codec import DEFAULT_CODEC, QUANTIZED, weight_codecs
+from inshrink_core.errors import InshrinkError
 from inshrink_core.text import spread
 
 _log = logging.getLogger(__name__)
@@ -98,21 +103,6 @@ def drill_down(subject: Subject, step: int, tensor: str, way: str, metric: str |
     return seen
 
 
-def values_at(subject: Subject, step: int, tensor: str) -> ValueHistogram:
-    """Return the histogram of one tensor at one step, as the run or archive stores it.
-
-    Raises
-    ------
-    ServiceError
-        The tensor cannot be read.
-    """
-
-    def count() -> ValueHistogram:
-        return value_histogram(engine_of(subject)[0][step][tensor], QUANTIZED)
-
-    return answered(("values", str(subject.path), engine_of(subject)[1], step, tensor), count)
-
-
 def values_over_time(
     subject: Subject, tensor: str
 ) -> tuple[tuple[int, ...], NDArray[np.float64], NDArray[np.float64]]:
@@ -128,11 +118,16 @@ def values_over_time(
     ServiceError
         The tensor cannot be read.
     """
+    engine, state = engine_of(subject)
+
+    def count(step: int) -> ValueHistogram:
+        return value_histogram(engine[step][tensor], QUANTIZED)
+
     most = min(_MAX_HISTOGRAMS, max(2, _MAX_READ // max(1, _nbytes_of(subject, tensor))))
     counted = {}
     for step in spread(subject.steps, most):
         with contextlib.suppress(ServiceError):  # The tensor may be absent at some steps.
-            found = values_at(subject, step, tensor)
+            found = answered(("values", str(subject.path), state, step, tensor), partial(count, step))
             if found.edges.size > 1:
                 counted[step] = found
     if not counted:
@@ -202,3 +197,30 @@ def other_runs(subject: Subject) -> tuple[Path, ...]:
     known |= dict.fromkeys(samples())
     known.pop(subject.path, None)
     return tuple(known)[:_MAX_OTHER_RUNS]
+
+
+_DELAY_SECONDS = 3.0
+"""Delay until the page is drawn."""
+
+
+@st.cache_resource(show_spinner=False)
+def warm_up() -> threading.Timer:
+    """Load the slow parts of the engine once, by a look at a tensor of a bundled sample."""
+    timer = threading.Timer(_DELAY_SECONDS, load_ahead)
+    timer.daemon = True
+    timer.start()
+    return timer
+
+
+def load_ahead() -> None:
+    """Encode the smallest matrix of the sample with the default codec, which takes long to load."""
+    try:
+        for sample in samples()[:1]:
+            run = inshrink_core.open(sample)
+            specs = [
+                spec for spec in run[run.steps[-1]].specs if spec.role == "weight" and len(spec.shape) > 1
+            ]
+            anatomy(run, run.steps[-1], min(specs, key=lambda spec: spec.numel).key, DEFAULT_CODEC)
+    except (InshrinkError, OSError, RuntimeError) as error:
+        # RuntimeError: the explorer is ending and starts no more threads.
+        logging.getLogger(__name__).info("nothing was loaded ahead: %s", error)

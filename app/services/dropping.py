@@ -50,8 +50,8 @@ def dropped() -> tuple[Dropped, ...]:
     return tuple(found)
 
 
-def forget_dropped(folder: Path) -> None:
-    """Remove one drop.
+def forget_dropped(folder: Path) -> bool:
+    """Remove one drop; return True.
 
     Raises
     ------
@@ -62,6 +62,7 @@ def forget_dropped(folder: Path) -> None:
         raise ServiceError("nothing was dropped here", str(folder))
     with reported():
         shutil.rmtree(folder)
+    return True
 
 
 def open_dropped(files: Sequence[tuple[str, BinaryIO]]) -> Subject:
@@ -80,7 +81,8 @@ def open_dropped(files: Sequence[tuple[str, BinaryIO]]) -> Subject:
     if len(files) > _MAX_FILES:
         raise ServiceError(f"more than {_MAX_FILES} files", remedy="open their folder by its path")
     names = [_safe(name) for name, _ in files]
-    if other := next((name for name in names if not _opens(name)), None):
+    opens = (_ARCHIVE_SUFFIX, *WEIGHT_SUFFIXES)
+    if other := next((name for name in names if PureWindowsPath(name).suffix not in opens), None):
         remedy = f"drop a packed archive ({_ARCHIVE_SUFFIX}) or checkpoints ({' '.join(WEIGHT_SUFFIXES)})"
         raise ServiceError("neither an archive nor a checkpoint, by its name", other, remedy)
     if twice := next((name for name in names if names.count(name) > 1), None):
@@ -127,11 +129,6 @@ def _safe(name: str) -> str:
         what = "the file's name is too long" if safe else "the file has no name"
         raise ServiceError(what, clipped(name, 200), "give it another name")
     return safe
-
-
-def _opens(name: str) -> bool:
-    """Return whether a name is that of an archive or a checkpoint."""
-    return PureWindowsPath(name).suffix in (_ARCHIVE_SUFFIX, *WEIGHT_SUFFIXES)
 
 
 def _check_sizes(files: Sequence[tuple[str, BinaryIO]]) -> None:

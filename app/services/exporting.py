@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ from inshrink_app.model import ServiceError, Subject
 from inshrink_app.server.downloads import downloads
 from inshrink_app.server.roots import Address, settings
 from inshrink_app.services.inside import is_own
-from inshrink_app.services.jobs import documents_of, start_job
+from inshrink_app.services.jobs import all_jobs, documents_of, start_job
 from inshrink_app.services.opening import chain_of, load_subject, resolve
 
 from inshrink_core.chain import ChainReport
@@ -66,7 +66,7 @@ class ExportRequest:
         """Whether it writes a safetensors file."""
         return self.file is not None and self.file.layout == "safetensors"
 
-    def placed(self, target: str, between: str = "", **fields: Any) -> list[Request[Any]]:
+    def placed(self, target: str, between: str = "") -> list[Request[Any]]:
         """Return the requests with their target.
 
         Parameters
@@ -75,13 +75,10 @@ class ExportRequest:
             Path to write.
         between
             Path of an intermediate archive, if a run is written to one file.
-        fields
-            Further fields of the request that archives, such as its evaluator.
         """
-        place = between if self.file is not None else target
         requests: list[Request[Any]] = []
         if self.archive is not None:
-            requests.append(replace(self.archive, archive=place, **fields))
+            requests.append(replace(self.archive, archive=target if self.file is None else between))
         if self.file is not None:
             where: dict[str, Any] = {"output" if self.kind == "step" else "pack": target}
             where |= {"archive": between} if requests else {}
@@ -108,11 +105,6 @@ def chain_export(
     chosen = None if watch else chosen_steps(steps, shown.steps)
     written = Compress(str(shown.path), "", steps=chosen, watch=watch, **fields)
     return ExportRequest(archive=written, file=Export("", pack="") if packed else None)
-
-
-def pack_export(shown: Subject) -> ExportRequest:
-    """Return the export that copies an archive into one file."""
-    return ExportRequest(file=Export(str(shown.path), pack=""))
 
 
 def step_export(shown: Subject, step: int, **weights: Any) -> ExportRequest:
@@ -173,7 +165,7 @@ def default_folder(shown: Subject) -> Path:
 
 
 def _is_continued(path: Path, request: ExportRequest) -> bool:
-    """Return whether a path holds an archive of the same settings, to which the export appends."""
+    """Return whether a path holds an archive of the same settings and bound, to which the export appends."""
     asked: Any = request.archive
     if asked is None or request.file is not None:
         return False
@@ -181,14 +173,17 @@ def _is_continued(path: Path, request: ExportRequest) -> bool:
         chain = chain_of(str(path))
     except ServiceError:
         return False
-    if (chain.codec, chain.optimizer) != (asked.codec, asked.optimizer):
-        return False
-    if any(bound is not None for bound in (asked.max_restore_cost, asked.max_drop, asked.max_divergence)):
-        # With a bound, settings differ by step, so an archive of uniform settings was written without one.
-        return not chain.is_uniform
+    # An archive does not record the metric of a bound, but the job that wrote it does.
+    requests: Iterator[Any] = (one for job in all_jobs() for one in job.requests if one.verb() == "compress")
+    wrote = next((one for one in requests if one.archive == str(path)), None)
+    is_bounded = bool(asked.bounds.limits)
+    is_same = chain.is_uniform and not is_bounded
+    if wrote is not None:
+        is_same = (wrote.bounds, wrote.metric) == (asked.bounds, asked.metric)
     settings = {**chain.config, "overrides": list(chain.overrides)}
-    wanted = {"overrides": [], **(asked.config or {})}
-    return all(name in settings and settings[name] == value for name, value in wanted.items())
+    wanted = {} if is_bounded else {"overrides": [], **(asked.config or {})}
+    is_same &= (chain.codec, chain.optimizer) == (asked.codec, asked.optimizer)
+    return is_same and all(name in settings and settings[name] == value for name, value in wanted.items())
 
 
 def export_target(text: str, request: ExportRequest) -> Path:
@@ -197,14 +192,15 @@ def export_target(text: str, request: ExportRequest) -> Path:
     Raises
     ------
     ServiceError
-        See `writable`; or the existing file may not be replaced.
+        See `writable`; or the existing file may not be replaced, or the existing archive not continued.
     """
-    path = writable(text, "an export goes into a folder of yours", request.suffix)
-    if request.file is not None and path.is_dir():
-        raise ServiceError("a folder is there already", str(path), "choose another name")
-    if request.file is not None and path.exists() and not request.file.force:
-        remedy = "choose another name, or let it be replaced"
-        raise ServiceError("the file already exists", str(path), remedy)
+    path, file = writable(text, "an export goes into a folder of yours", request.suffix), request.file
+    is_free = _is_continued(path, request) if file is None else file.force and path.is_file()
+    if os.path.lexists(path) and not is_free:
+        what = "this file already exists"
+        if path.is_dir():
+            what = "a folder already exists here, which is no archive of the same settings and bound"
+        raise ServiceError(what, str(path), "choose another name, or let a file be replaced")
     return path
 
 
@@ -316,8 +312,9 @@ def _loading_code(path: Path, model: Sequence[TensorSpec], asked: Export, left_o
     else:
         load = f"from safetensors.torch import load_file\n\nweights = load_file({str(path)!r})\n"
     if old != new:
+        before = f"{new!r} + " if new else ""
         load += f"start = {old!r}\n"
-        load += f"weights = {{{new!r} + name.removeprefix(start): weights[name] for name in weights}}\n"
+        load += f"weights = {{{before}name.removeprefix(start): weights[name] for name in weights}}\n"
     if not missing:
         return f"{load}{call})"
     return (

@@ -210,13 +210,11 @@ def _title(job: Job) -> str:
         "estimates": f"Estimate {getattr(last, 'codec', '')} on {name}",
         "evaluator": f"Try the evaluator on {name}",
         "goals": f"Estimate sizes of {name}",
-        "measured": f"Measure one configuration of {name}",
         "pack": f"Pack {name} to {target}",
         "plan": f"Plan the pruning of {name}",
         "prune": f"Prune {name}",
         "restore": f"Restore step {(getattr(last, 'steps', None) or ('',))[0]} of {name}",
         "search": f"Search {getattr(last, 'codec', '')} on {name}",
-        "trial": f"Try two steps of {name}",
         "write": grows if job.is_watching else f"Write {name} to {target}",
         "verify": f"Verify {name}" + (", every tensor decoded" if getattr(last, "deep", False) else ""),
     }.get(topic, last.verb())

@@ -21,7 +21,7 @@ from inshrink_core import Run
 from inshrink_core.archive.storage import object_at, storage_at
 from inshrink_core.chain import Archive, ChainReport, chain_report, original_checks
 from inshrink_core.errors import clipped
-from inshrink_core.formats import Skipped, split_step_pattern
+from inshrink_core.formats import Skipped, read_metrics, split_step_pattern
 from inshrink_core.verbs.shared.measured import run_content
 
 _MAX_OPEN = 4
@@ -320,3 +320,24 @@ def _archive_of_run(run: Subject) -> ChainReport | None:
             if is_complete and set(found.steps) <= set(run.steps):
                 return found
     return None
+
+
+def with_log(shown: Subject, text: str) -> Subject:
+    """Return a run with the metrics of another file, by its untrusted path.
+
+    Raises
+    ------
+    ServiceError
+        The file is outside the roots, cannot be read, or has no metrics or steps.
+    """
+    path = resolve(text)
+    with reported():
+        status = path.stat()
+    return dataclasses.replace(shown, log=_log_at(str(path), status.st_mtime_ns, status.st_size))
+
+
+@st.cache_resource(show_spinner=False, max_entries=2)
+def _log_at(path: str, mtime_ns: int, size: int) -> dict[str, tuple[tuple[int, float], ...]]:
+    """Read a file; a million rows take seconds."""
+    with reported():
+        return {name: tuple(series) for name, series in read_metrics(path).log().items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
@@ -24,8 +24,6 @@ from inshrink_core.codecs.variants import compared_variants
 from inshrink_core.request import request_from_json
 from inshrink_core.search.bounds import DEFAULT_MAX_DIVERGENCE
 from inshrink_core.search.space import space_of
-from inshrink_core.text import count, counted, percentage
-from inshrink_core.text import ratio as ratio_text
 from inshrink_core.verbs.estimate import Estimate
 from inshrink_core.verbs.search import Search
 
@@ -165,20 +163,6 @@ def _searched(job: Job, steps: tuple[int, ...], more: Sequence[Mapping[str, Any]
         words: Any = {"label": "settings found for each step", "name": _BY_STEP, "kind": "archive"}
         points.append(SearchPoint.of({}, by_step, n_steps=len(steps), keeps=True, **words))
     return Searched(tuple(points), limits, steps, ratio, report)
-
-
-def notes_of(report: Mapping[str, Any]) -> Iterator[str]:
-    """Yield notes on a finished search: the deciding step, the default's size, and the engine's notes."""
-    if binding := report.get("binding"):
-        figure, usage = str(binding["figure"]).replace("_", " "), percentage(binding["usage"])
-        yield f"step {binding['step']} decides: its {figure} takes {usage} of the bound"
-    if (default := report.get("default")) and report.get("target_ratio") is None:
-        check = "keeps the bounds" if default["keeps"] else "breaks them"
-        yield f"the default stores {ratio_text(default['ratio_weights'])} of the weights, and {check}"
-    yield from map(str, report.get("notes", ()))
-    if not_discriminative := report.get("not_discriminative"):
-        few, total = counted(len(not_discriminative), "step"), count(len(report["steps"]))
-        yield f"at {few} of {total} the weights hardly moved: the previous checkpoint keeps the bound, too"
 
 
 def _limits(

@@ -62,11 +62,7 @@ def ends_of_range(page: str, steps: Sequence[int], usual: Sequence[int] = ()) ->
     """Draw the first and last step of a range; initially those of the usual steps, else all."""
     known = [step for step in usual if step in steps] or steps
     first, last = st.select_slider(
-        "From and to",
-        steps,
-        value=(known[0], known[-1]),
-        format_func=fmt.count,
-        key=f"{page}.range",
+        "From and to", steps, value=(known[0], known[-1]), format_func=fmt.count, key=f"{page}.range"
     )
     return first, last
 

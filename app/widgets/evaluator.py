@@ -31,7 +31,7 @@ def show(run: Subject, evaluator: EvaluatorCode | None) -> None:
     if evaluator is None:
         _none(run)
     elif not evaluator.is_bundled:
-        _consent(evaluator)
+        consent(evaluator)
     elif evaluator.spec:
         st.caption("Transformers builds the model from config.json, and a bundled set of samples judges it.")
     else:
@@ -53,20 +53,20 @@ def _none(run: Subject) -> None:
     st.code(shell_text([Evaluate(str(run.path), write=target)]), language=None, wrap_lines=True)
 
 
-def _consent(evaluator: EvaluatorCode) -> None:
-    """Show the code, and ask whether it may run."""
+def consent(evaluator: EvaluatorCode, place: str = "") -> None:
+    """Show the code, and ask whether it may run; `place` distinguishes several such questions on a page."""
     with st.expander("The code that would run", icon=":material/code:"):
         st.code(str(evaluator.path), language=None, wrap_lines=True)
         st.code(evaluator.code, language="python", wrap_lines=True)
         st.caption(f"SHA-256 {evaluator.digest}")
     # The digest is part of the key, since consent covers this code and no later version of the file.
-    key = f"trust.{evaluator.digest}.{evaluator.path}"
+    key = f"trust.{place}.{evaluator.digest}.{evaluator.path}"
 
     def changed() -> None:
-        consent = st.session_state.get(key)
-        if consent is not None:  # The field ends with its page, and a click may come as the reader leaves.
+        may_run = st.session_state.get(key)
+        if may_run is not None:  # The field ends with its page, and a click may come as the reader leaves.
             state.clicked()
-            trust(evaluator.path, evaluator.digest if consent else None)
+            trust(evaluator.path, evaluator.digest if may_run else None)
 
     st.checkbox(
         "Trust this run's code and run it on this computer",

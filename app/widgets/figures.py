@@ -80,13 +80,7 @@ def few_ticks(values: Sequence[float], texts: Sequence[str], most: int) -> dict[
 
 def steps_axis(n_ticks: int) -> dict[str, Any]:
     """Return an axis of steps: whole numbers with thousands separators, never rotated."""
-    return {
-        "title": title("Step"),
-        "tickformat": ",d",
-        "nticks": n_ticks,
-        "tickangle": 0,
-        "automargin": True,
-    }
+    return {"title": title("Step"), "tickformat": ",d", "nticks": n_ticks, "tickangle": 0, "automargin": True}
 
 
 def gaps(values: NDArray[Any], columns: Sequence[str], rows: Sequence[str], hover: str) -> go.Heatmap:

@@ -10,9 +10,10 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from inshrink_core.errors import clipped
-from inshrink_core.text import count, counted, exponential, percentage, ratio, shape, size
+from inshrink_core.text import count, counted, exponential, limit_text, percentage, ratio, shape
+from inshrink_core.text import size as size_text
 
-__all__ = ["clipped", "count", "counted", "ratio", "shape", "size"]
+__all__ = ["clipped", "count", "counted", "ratio", "shape"]
 """Names re-exported from the engine."""
 
 _UNPRINTABLE = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
@@ -23,9 +24,28 @@ mathematics, HTML, and the ``://`` and ``@`` of automatic links).
 """
 
 
-def compact(n: float) -> str:
-    """Return a count with three significant digits, such as ``54.3 k``."""
-    return size(n).removesuffix("B").rstrip()
+_BEFORE_UNITS = re.compile(r"(?<=≤) | (?=%)|(?<=\d) (?=(?:[kMGTPE]?B|[kMGTPE]|s|min|h|nats)\b)")
+
+
+def joined(text: str) -> str:
+    r"""Return a text with a no-break space between each number and its unit.
+
+    Examples
+    --------
+    >>> joined("cost ≤ 0.30 % in 12 s")
+    'cost ≤\xa00.30\xa0% in 12\xa0s'
+    """
+    return _BEFORE_UNITS.sub("\N{NO-BREAK SPACE}", text)
+
+
+def size(n_bytes: float | None) -> str:
+    """Return a size in SI units, such as ``1.23 MB``."""
+    return joined(size_text(n_bytes))
+
+
+def limit(figure: str, value: float) -> str:
+    """Return an upper bound of a figure, such as ``≤ 1.00 %``."""
+    return joined(limit_text(figure, value))
 
 
 def value(value: float, digits: int = 3) -> str:
@@ -75,16 +95,16 @@ def d3_format(values: Iterable[float]) -> str:
 
 
 def percent(value: float | None) -> str:
-    """Return a signed relative change in percent, such as ``0.12 %`` or ``−50.0 %``.
+    r"""Return a signed relative change in percent, such as ``0.12 %`` or ``−50.0 %``.
 
     Examples
     --------
     >>> percent(0.00123), percent(-0.5), percent(0.0), percent(None)
-    ('0.12 %', '−50.0 %', '0 %', '–')
+    ('0.12\xa0%', '−50.0\xa0%', '0\xa0%', '–')
     """
     if value is None or math.isnan(value):
         return "–"
-    return ("−" if value < 0 else "") + percentage(abs(value))
+    return joined(("−" if value < 0 else "") + percentage(abs(value)))
 
 
 def device(name: object) -> str:
@@ -94,7 +114,7 @@ def device(name: object) -> str:
 
 def sentence(clause: str) -> str:
     """Return a clause of the engine as a sentence."""
-    return clause[:1].upper() + clause[1:].rstrip(".") + "."
+    return joined(clause[:1].upper() + clause[1:].rstrip(".") + ".")
 
 
 def steps(steps: Sequence[int]) -> str:
@@ -115,8 +135,8 @@ def all_steps(number: int) -> str:
 def duration(seconds: float) -> str:
     """Return a duration in seconds below two minutes, then in minutes, then in hours."""
     if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+        return joined(f"{seconds:.0f} s")
+    return joined(f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h")
 
 
 def clipped_all(names: Sequence[str], width: int) -> list[str]:

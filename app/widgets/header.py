@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+import shlex
+from collections.abc import Callable
+from typing import Any, Final
 
 import pandas as pd
 import streamlit as st
 from inshrink_app import services, state
 from inshrink_app.model import ServiceError, Subject
+from inshrink_app.server.recent import remember_recent
 from inshrink_app.server.roots import Address
 from inshrink_app.services import BOUNDS, USUAL, Bound
-from inshrink_app.widgets import evaluator, fmt, job_card, listing, watch
+from inshrink_app.services.headers import files_stamp
+from inshrink_app.widgets import evaluator, fmt, job_card, layout, listing, problem
 from inshrink_app.widgets.choices import pick_one
+from inshrink_app.widgets.layout import answer, section
+from inshrink_app.widgets.quality import bound_text
 
 _NAME_WIDTH = 36
 _NO_METRIC = "The evaluator's own"
@@ -34,7 +40,7 @@ def show(shown: Subject, *, watched: bool = False) -> None:
             _evaluator(shown)
         job_card.jobs_drawer()
         if watched:
-            watch.show(shown)
+            watch(shown)
     for note in shown.notes[1:]:
         st.caption(fmt.markdown(fmt.sentence(note)))
 
@@ -43,15 +49,13 @@ def _run(shown: Subject, *, watched: bool) -> None:
     """Draw the run's name and kind, and the link to another run."""
     name = fmt.markdown(fmt.clipped(shown.name, _NAME_WIDTH))
     path = fmt.markdown(str(shown.path))
-    panel = st.popover(
-        f"**{name}**", icon=":material/folder_open:", help=path, key="header.run", on_change="rerun"
-    )
+    panel = layout.panel(f"**{name}**", ":material/folder_open:", "header.run", help=path)
     averages = set(services.averages_of(shown))
     n_tensors = len({row.name for row in shown.tensors if row.role == "weight"} - averages)
     about = [
         fmt.counted(len(shown.steps), "step"),
         fmt.size(shown.total_bytes),
-        f"{fmt.compact(shown.n_parameters)} parameters in {fmt.counted(n_tensors, 'tensor')}",
+        f"{fmt.size(shown.n_parameters).rstrip('B')} parameters in {fmt.counted(n_tensors, 'tensor')}",
         *(["with a moving average"] if averages else []),
     ]
     st.caption(" · ".join(about), width="content")
@@ -82,8 +86,7 @@ def _run(shown: Subject, *, watched: bool) -> None:
 def _bound(shown: Subject) -> None:
     """Draw the bound and its choices."""
     now = services.chosen(shown).bound
-    label = f"Bound: {now.text}"
-    panel = st.popover(label, icon=":material/straighten:", key="header.bound", on_change="rerun")
+    panel = layout.panel(f"Bound: {bound_text(now)}", ":material/straighten:", "header.bound")
     if not panel.open:
         return
     with panel:
@@ -110,6 +113,9 @@ def _bound(shown: Subject) -> None:
             state.clicked()
             services.choose(shown, bound=Bound(kind, value))
             st.rerun()
+        judge, ready = services.evaluator_and_trust(shown)
+        if judge is not None and not ready and kind != "none":
+            evaluator.consent(judge, "bound")
 
 
 def _evaluator(shown: Subject) -> None:
@@ -129,9 +135,7 @@ def _evaluator(shown: Subject) -> None:
         word = " ".join(filter(None, [judge.name, state_word]))
         if judge.is_asked:
             word += f", {judge.metric}"
-    panel = st.popover(
-        f"Evaluator: {fmt.markdown(word)}", icon=icon, key="header.evaluator", on_change="rerun"
-    )
+    panel = layout.panel(f"Evaluator: {fmt.markdown(word)}", icon, "header.evaluator")
     if not panel.open:
         return
     with panel:
@@ -161,3 +165,117 @@ def _metric(shown: Subject) -> None:
     if (metric, direction) != (now.metric, now.direction):
         services.choose(shown, metric=metric, direction=direction)
         st.rerun()
+
+
+_SECONDS: Final = 3.0
+"""Time between two checks. A file is finished if it does not change between them."""
+
+_SEEN, _DONE = "watch.seen", "watch.done"
+"""Keys of the last stamp of each path, and of the stamps that were read."""
+
+
+def watch(shown: Subject) -> None:
+    """Watch a folder; single files, and folders of too many files, are not watched."""
+    found = services.opened(str(shown.path)) if shown.place.is_dir() else None
+    if found is not None and found.stamp is not None:
+        with st.container(width="content"):
+            look(str(shown.path), found.token, found.stamp)
+
+
+@st.fragment(run_every=_SECONDS)
+def look(path: str, token: str, stamp: str) -> None:
+    """Check names, sizes and times of the files; rerun the page if a checkpoint is new.
+
+    Parameters
+    ----------
+    path
+        The run or archive.
+    token, stamp
+        Token and stamp of the displayed subject (`services.Opened`).
+    """
+    seen: dict[str, str] = st.session_state.setdefault(_SEEN, {})
+    done: set[str] = st.session_state.setdefault(_DONE, set())
+    now = files_stamp(services.place_of(services.resolve(path)))
+    if now is None or now == stamp or now in done:
+        return
+    if seen.get(path) != now:
+        seen[path] = now
+        st.badge("new files", icon=":material/hourglass_top:", color="orange")
+        return
+    done.add(now)
+    try:
+        services.refresh(services.resolve(path))
+        if services.opened(path).token != token:
+            st.rerun()
+    except ServiceError:  # Files vanish while a trainer cleans up; the next check is conclusive.
+        done.discard(now)
+
+
+def require(
+    page: str, rescue: Callable[[str], bool] | None = None, *, watched: bool = False
+) -> Subject | None:
+    """Draw the header of a page and return its subject; None if the page has nothing more to show.
+
+    Parameters
+    ----------
+    page
+        Title of the page without a run.
+    rescue
+        Draws the readable parts of a damaged subject, given its path; returns whether any exist.
+    watched
+        Whether a new checkpoint redraws the page.
+    """
+    path = state.run_path()
+    if path is None:
+        _no_run(page)
+        return None
+    state.publish(run=path)
+    try:
+        with st.spinner("Reading headers…"):
+            subject = services.load_subject(path)
+    except ServiceError as error:
+        st.title(page, anchor=False)
+        problem.show(error.problem)
+        if rescue is None or not rescue(path):
+            with st.container(horizontal=True):
+                _lead_away("Open another run")
+                is_archive = path.endswith(".inshrink") and rescue is None
+                if is_archive and st.button("See what is left", icon=":material/inventory_2:"):
+                    state.go_to("archives")
+        return None
+    if state.is_given():
+        remember_recent(subject.path, subject.kind)
+    st.set_page_config(page_title=f"{fmt.printable(subject.name)} · {page}")
+    show(subject, watched=watched)
+    if text := state.log_choice(path):
+        subject = answer(lambda: services.with_log(subject, text)) or subject
+    if not subject.steps:
+        _no_steps(subject)
+        return None
+    return subject
+
+
+def _lead_away(label: str) -> None:
+    """Offer a link to the place that opens runs."""
+    if st.button(label, type="primary", icon=":material/folder_open:"):
+        state.set_run(None)
+        state.go_to("open")
+
+
+def _no_run(page: str) -> None:
+    """Draw that a run must be opened first, with a link."""
+    st.title(page, anchor=False)
+    with section("No run is open"):
+        st.write(
+            "Open a training run or an archive first. The bundled sample takes one click. Nothing is "
+            "uploaded: the explorer reads files on this computer."
+        )
+        _lead_away("Choose a run")
+
+
+def _no_steps(subject: Subject) -> None:
+    """Draw that the archive has no steps yet, and how to write some."""
+    with section("This archive is empty"):
+        st.write("It is intact and holds no steps yet. Add a run to it:")
+        st.code(f"inshrink compress RUN -o {shlex.quote(str(subject.path))}", language=None)
+        _lead_away("Open another run")

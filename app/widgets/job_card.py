@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 import streamlit as st
 from inshrink_app import services, state
 from inshrink_app.jobs import Job, Work
 from inshrink_app.model import measured
 from inshrink_app.widgets import fmt, problem
-from inshrink_app.widgets.layout import answer, section
+from inshrink_app.widgets.layout import answer, panel, section
 
 POLL_SECONDS = 0.5
 
 _ITEM_WIDTH = 60
 _TITLE_WIDTH = 56
 _SHOWN = 8
-OPEN = "jobs.open"
-"""Key that opens the drawer at the next run of the page."""
+DRAWER = "header.jobs"
+"""Key of the drawer, which is open if it is true."""
 _TRIALS = ("estimate", "evaluate", "sensitivity")
 """Verbs that start again from the beginning, since they store no partial work."""
 
@@ -44,11 +44,6 @@ def n_rows(job: Job) -> int:
     return len(job.partial_rows())
 
 
-def n_documents(job: Job) -> int:
-    """Return the number of finished requests of a job."""
-    return len(job.documents)
-
-
 @st.fragment(run_every=POLL_SECONDS)
 def _running(job: Job, title: str, parts: Callable[[Job], int], n_parts: int) -> None:
     """Draw a running job; rerun the page once it has ended, or has a further part of its result."""
@@ -60,7 +55,7 @@ def _running(job: Job, title: str, parts: Callable[[Job], int], n_parts: int) ->
         cancel_button(now)
 
 
-def settled(job: Job | None, title: str = "", parts: Callable[[Job], int] = n_documents) -> bool:
+def settled(job: Job | None, title: str = "", parts: Callable[[Job], int] | None = None) -> bool:
     """Draw a running or unfinished job; return whether neither exists.
 
     Parameters
@@ -70,11 +65,13 @@ def settled(job: Job | None, title: str = "", parts: Callable[[Job], int] = n_do
     title
         Its title; without one its progress takes one line.
     parts
-        Counts the parts of its result; the page is redrawn for each further part.
+        Counts the parts of its result, by default its finished requests; the page is redrawn for each
+        further part.
     """
     if job is None or job.state == "finished":
         return True
     if job.is_running:
+        parts = parts or (lambda job: len(job.documents))
         _running(job, title, parts, parts(job))
     else:
         stopped(job)
@@ -155,13 +152,7 @@ def _resume_button(job: Job, place: str = "page") -> None:
     label = "Try again" if job.state == "failed" or job.verb in _TRIALS else "Resume"
     pressed = st.button(label, icon=":material/resume:", key=f"{place}.resume.{job.job_id}")
     if pressed and answer(lambda: services.resume_job(job)) is not None:
-        _rerun()
-
-
-def _rerun() -> NoReturn:
-    """Rerun the page; an open drawer stays open, although its new label makes another popover."""
-    st.session_state[OPEN] = bool(st.session_state.get("header.jobs"))
-    st.rerun()
+        st.rerun()
 
 
 def stopped(job: Job) -> None:
@@ -188,20 +179,17 @@ def jobs_drawer() -> None:
     n_running = sum(job.is_running for job in jobs)
     label = fmt.counted(n_running, "job") if n_running else "Jobs"
     icon = ":material/progress_activity:" if n_running else ":material/checklist:"
-    # Another label makes another popover, which would be closed.
-    if st.session_state.pop(OPEN, False):
-        st.session_state["header.jobs"] = True
-    panel = st.popover(label, icon=icon, key="header.jobs", on_change="rerun", width="content")
+    drawer = panel(label, icon, DRAWER, width="content")
     every = 2 * POLL_SECONDS if n_running else None
-    with panel:
-        st.fragment(_drawer, run_every=every)(n_running, is_open=bool(panel.open))
+    with drawer:
+        st.fragment(_drawer, run_every=every)(n_running, is_open=bool(drawer.open))
 
 
 def _drawer(n_running: int, *, is_open: bool) -> None:
     """Draw the jobs in an open drawer, running ones first; rerun the page once fewer run."""
     jobs = services.all_jobs()
     if sum(job.is_running for job in jobs) != n_running:
-        _rerun()
+        st.rerun()
     if not is_open:
         return
     if not jobs:
@@ -221,7 +209,7 @@ def _drawer(n_running: int, *, is_open: bool) -> None:
     if ended and st.button("Clear ended jobs", icon=":material/delete_sweep:", type="tertiary", help=tip):
         for job in ended:
             services.forget_job(job)
-        _rerun()
+        st.rerun()
 
 
 def _row(job: Job) -> None:
@@ -247,6 +235,6 @@ def _row(job: Job) -> None:
             state.go_to(text.page, **text.query)
         if not job.is_running and st.button("Remove", key=f"drawer.remove.{job.job_id}", type="tertiary"):
             services.forget_job(job)
-            _rerun()
+            st.rerun()
     if job.log_text() and st.toggle("Log", key=f"drawer.log.{job.job_id}"):
         st.code(job.log_text(), language=None, wrap_lines=True)

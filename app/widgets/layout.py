@@ -11,8 +11,10 @@ import plotly.graph_objects as go
 import streamlit as st
 from inshrink_app import state
 from inshrink_app.model import ASK_ABOVE_BYTES, ServiceError
+from inshrink_app.services.inside import reported
 from inshrink_app.widgets import fmt, problem
 from inshrink_app.widgets.figures import CONFIG
+from streamlit.elements.lib.mutable_popover_container import PopoverContainer
 
 Answer = TypeVar("Answer")
 
@@ -25,6 +27,13 @@ def folded(
     if panel.open:
         with panel:
             draw()
+
+
+def panel(label: str, icon: str, key: str, **look: Any) -> PopoverContainer:
+    """Draw a button that opens a panel; an open panel stays open when its label changes."""
+    # Another label makes another widget, which takes over this state.
+    st.session_state[key] = bool(st.session_state.get(key))
+    return st.popover(label, icon=icon, key=key, on_change="rerun", **look)
 
 
 @contextmanager
@@ -46,10 +55,10 @@ def answer(ask: Callable[[], Answer], doing: str = "") -> Answer | None:
     `doing` is the text shown meanwhile.
     """
     try:
-        with st.spinner(doing) if doing else nullcontext():
+        with reported(), st.spinner(doing) if doing else nullcontext():
             return ask()
-    except (ServiceError, OSError) as error:
-        problem.show(error.problem if isinstance(error, ServiceError) else problem.of_os_error(error))
+    except ServiceError as error:
+        problem.show(error.problem)
         return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -10,8 +11,10 @@ from typing import Any, Final
 import pandas as pd
 import streamlit as st
 from inshrink_app import services
+from inshrink_app.model import Subject
 from inshrink_app.widgets import fmt, quality
 
+from inshrink_core.checkpoint import TensorSpec
 from inshrink_core.text import csv_cell
 
 COUNT: Final = "localized"
@@ -118,8 +121,6 @@ def pickable(
     key: str,
     picked: Sequence[int],
     on_pick: Callable[[list[int]], None],
-    *,
-    several: bool = False,
     **more: int,
 ) -> None:
     """Draw a table whose rows can be picked by a click before them, or by arrow keys and Shift+Space.
@@ -134,8 +135,6 @@ def pickable(
         Indices of the picked rows.
     on_pick
         Receives the indices of the picked rows.
-    several
-        More than one row can be picked.
     """
     before = st.session_state.get(key)
     if before is None or list(before["selection"]["rows"]) != list(picked):
@@ -145,8 +144,7 @@ def pickable(
         rows = st.session_state[key]["selection"]["rows"]
         on_pick([row for row in rows if 0 <= row < len(table.index)])
 
-    mode = "multi-row" if several else "single-row"
-    bare(table, looks, alt, key=key, on_select=take, selection_mode=mode, **more)
+    bare(table, looks, alt, key=key, on_select=take, selection_mode="multi-row", **more)
 
 
 def _column(table: pd.DataFrame, name: str, form: str | None, tip: str | None, is_wide: bool) -> Any:
@@ -239,3 +237,33 @@ def download(path: Path) -> None:
     url, nbytes = offered
     label = f"Download {fmt.markdown(path.name)} ({fmt.size(nbytes)})"
     st.link_button(label, url, icon=":material/download:")
+
+
+def sizes(shown: Subject) -> dict[str, pd.DataFrame]:
+    """Return the bytes of the last checkpoint by role and by layer type, each under its title."""
+    by_role, by_layer = Counter[str](), Counter[str]()
+    for row in shown.tensors:
+        by_role[row.role] += row.nbytes
+        if row.role == "weight":
+            by_layer[str(row.layer)] += row.nbytes
+    return {
+        "Size by role": _shares("role", by_role),
+        "Weights by layer type": _shares("layer type", by_layer),
+    }
+
+
+def _shares(kind: str, nbytes: Counter[str]) -> pd.DataFrame:
+    total = nbytes.total() or 1
+    rows = [(name, n, n / total) for name, n in nbytes.most_common()]
+    return pd.DataFrame(rows, columns=[kind, "bytes", "share"])
+
+
+def tensors(specs: Iterable[TensorSpec]) -> pd.DataFrame:
+    """Return tensors with role, layer type, dtype, shape and size."""
+    return pd.DataFrame(
+        [
+            (row.name, row.role, row.layer, row.dtype, fmt.shape(row.shape), row.numel, row.nbytes)
+            for row in specs
+        ],
+        columns=["name", "role", "layer type", "dtype", "shape", "values", "bytes"],
+    )

@@ -39,11 +39,6 @@ def show_unreadable(rows: Sequence[tuple[str, str]], what_follows: str) -> None:
     )
 
 
-def of_os_error(error: OSError) -> Problem:
-    """Describe an error of the operating system."""
-    return Problem(f"the system refused: {error.strerror or error}", str(error.filename or ""))
-
-
 def show_unexpected(error: Exception) -> bool:
     """Draw an error of the explorer itself; its traceback goes to the terminal, not to the page.
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from inshrink_app.model import known_of, when
+from inshrink_app.services import Bound
 from inshrink_app.widgets import fmt
 from inshrink_app.widgets.layout import Fact
 
@@ -34,7 +35,7 @@ class Cost(NamedTuple):
 
     def text(self, value: float) -> str:
         """Return a value with its unit."""
-        return fmt.percent(value) if self.unit == "%" else f"{fmt.value(value)} {self.unit}"
+        return fmt.percent(value) if self.unit == "%" else fmt.joined(f"{fmt.value(value)} {self.unit}")
 
 
 COSTS: Final[Mapping[str, Cost]] = {
@@ -43,6 +44,14 @@ COSTS: Final[Mapping[str, Cost]] = {
     "divergence": Cost("Divergence", 1.0, "nats"),
 }
 """The costs that may be bounded, by their names in a request."""
+
+
+def bound_text(bound: Bound) -> str:
+    """Return a bound in a few words."""
+    if bound.kind == "none":
+        return "none"
+    return f"{bound.kind.replace('_', ' ')} {fmt.limit(bound.kind, bound.value)}"
+
 
 NATS: Final = (
     "Divergence: how far the restored model's predictions are from the original's, the mean "

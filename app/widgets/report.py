@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterable
 from html import escape
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import pandas as pd
@@ -20,22 +21,7 @@ MAX_ROWS: Final = 2000
 """With more rows, browsers open the file slowly."""
 
 _SCHEMES = ("light", "dark")
-_STYLE: Final = """:root{color-scheme:light dark;%s}@media(prefers-color-scheme:dark){:root{%s}}
-body{max-width:70rem;margin:2rem auto;padding:0 1rem;font:16px/1.5 system-ui,sans-serif;
-color:var(--textColor);background:var(--backgroundColor);overflow-wrap:anywhere}
-h1{font-size:1.7rem;margin:0}h2{font-size:1.15rem;margin:2rem 0 .5rem}
-p{color:var(--grayTextColor);margin:.3rem 0}
-.table{overflow:auto;max-height:34rem;border:1px solid var(--borderColor);border-radius:.5rem}
-table{border-collapse:collapse;width:100%%;font-size:.9rem;font-variant-numeric:tabular-nums}
-th,td{text-align:left;padding:.3rem .8rem;border-bottom:1px solid var(--borderColor);overflow-wrap:normal}
-th{position:sticky;top:0;color:var(--grayTextColor);background:var(--secondaryBackgroundColor)}
-@media print{.table{max-height:none}}"""
-
-_SCRIPT: Final = """const templates = %s, dark = matchMedia("(prefers-color-scheme: dark)");
-const paint = () => document.querySelectorAll(".plotly-graph-div").forEach(
-  one => Plotly.relayout(one, {template: templates[dark.matches ? "dark" : "light"]}));
-dark.addEventListener("change", paint);
-if (dark.matches) paint();"""
+_ASSETS = Path(__file__).parents[1] / "assets"
 
 
 class Part(NamedTuple):
@@ -50,18 +36,20 @@ def report(title: str, parts: Iterable[Part]) -> bytes:
     """Return a report as an HTML file. All text is untrusted."""
     heading = _text(title)
     sections = "".join(_section(f"part-{place}", part) for place, part in enumerate(parts))
-    script = _SCRIPT % json.dumps({scheme: _template(_colours(scheme)) for scheme in _SCHEMES})
+    style, program = ((_ASSETS / name).read_text(encoding="utf-8") for name in ("report.css", "report.js"))
+    templates = json.dumps({scheme: _template(_colours(scheme)) for scheme in _SCHEMES})
+    script = f"const templates = {templates};\n{program}"
     body = f"<script>{get_plotlyjs()}</script><h1>{heading}</h1>{sections}<script>{script}</script>"
-    variables = [
-        ";".join(f"--{name}:{value}" for name, value in colours.items())
-        for colours in map(_colours, _SCHEMES)
-    ]
+    light, dark = (
+        ";".join(f"--{name}:{value}" for name, value in _colours(scheme).items()) for scheme in _SCHEMES
+    )
+    scheme = f":root{{color-scheme:light dark;{light}}}@media(prefers-color-scheme:dark){{:root{{{dark}}}}}"
     policy = f"default-src 'none'; script-src {script_digests(body)}; style-src 'unsafe-inline'; "
     policy += "base-uri 'none'; form-action 'none'"
     head = (
         f'<meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{policy}">'
         f'<meta name="viewport" content="width=device-width,initial-scale=1"><title>{heading}</title>'
-        f"<style>{_STYLE % tuple(variables)}</style>"
+        f"<style>{scheme}\n{style}</style>"
     )
     return f'<!doctype html><html lang="en"><head>{head}</head><body>{body}</body></html>\n'.encode()
 

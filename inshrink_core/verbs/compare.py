@@ -59,6 +59,8 @@ class Comparisons(Report):
         Path and comparison of each.
     passed
         By path of an archive, its steps that are not discriminative: the previous-checkpoint baseline passes.
+    failed
+        By path of an archive that could not be compared, beside others that could, the reason.
     failure
         The error of the exit code: a bound that is not kept, or originals that cannot be read; None without.
 
@@ -70,6 +72,7 @@ class Comparisons(Report):
 
     archives: tuple[tuple[str, Comparison], ...]
     passed: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    failed: Mapping[str, str] = field(default_factory=dict)
     failure: InshrinkError | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -79,8 +82,12 @@ class Comparisons(Report):
         -------
         archives : [object]
             For each of several archives its ``archive`` and the keys of a single comparison.
+        failed : {str}
+            Reason for each archive left out; absent without any.
         """
         rows = [{"archive": path, **found.to_json()} for path, found in self.archives]
+        if self.failed:
+            return {"archives": rows, "failed": dict(self.failed)}
         return self.archives[0][1].to_json() if len(rows) == 1 else {"archives": rows}
 
     def shown(self) -> Iterator[Part]:
@@ -96,6 +103,7 @@ class Comparisons(Report):
             if passed := self.passed.get(path):
                 steps = steps_in_short(passed)
                 yield f"≈ the previous checkpoint does as well at steps {steps}, which therefore prove little"
+        yield from parts_of("failed", dict(self.failed))
 
 
 _FACTS: Final = (
@@ -182,6 +190,7 @@ class CompareArchives(Sparing, Bounding, Stepping, Asking, EvaluatorRequest, Ope
         run = run.readable({item for item in looked_at if item is not None})
         chosen = [_common_steps(archive, run, asked, alone=len(opened) == 1) for archive in opened]
         found: list[tuple[str, Comparison]] = []
+        errors: dict[str, InshrinkError] = {}
         count = Counter(self.progress, "compare", sum(map(len, chosen)))
 
         def tell(row: EvaluatedStep, about: Mapping[str, Any]) -> None:
@@ -198,18 +207,24 @@ class CompareArchives(Sparing, Bounding, Stepping, Asking, EvaluatorRequest, Ope
             originals = OriginalEvaluations(evaluated, Path(folder))
             known = originals if len(opened) > 1 else lru_cache(2)(evaluated)
             for archive, common in zip(opened, chosen, strict=True):
-                found.append(
-                    (str(archive.path), self._compared(archive, run, common, evaluator, known, tell))
-                )
+                path = str(archive.path)
+                try:
+                    found.append((path, self._compared(archive, run, common, evaluator, known, tell)))
+                except InshrinkError as error:
+                    errors[path] = error
             originals.clear()
+        if not found:
+            raise next(iter(errors.values()))
         limits, unreadable = self.bounds.limits, () if self.skip_damaged else run.unreadable
         failures = [
             unreadable_error(unreadable, run.address, asked),
+            *errors.values(),
             *(failure_of(limits, comparison, path) for path, comparison in found),
         ]
         return Comparisons(
             archives=tuple(found),
             passed={path: passed_by_previous(limits, comparison) for path, comparison in found},
+            failed={path: str(error) for path, error in errors.items()},
             failure=next((failure for failure in failures if failure is not None), None),
         )
 
@@ -340,8 +355,6 @@ def _with_gains(rows: Sequence[EvaluatedStep], archive: Archive, run: Run) -> li
     """Add restore gain and noise to every step after the first."""
     from inshrink_core.analysis.gain import restore_gain
 
-    measured = restore_gain(archive, run, steps=[row.step for row in rows], device=archive.device)
-    gains: dict[int, Any] = {
-        step.step: {"restore_gain": step.gain, "restore_noise": step.noise} for step in measured.steps
-    }
+    measured: Any = restore_gain(archive, run, steps=[row.step for row in rows], device=archive.device)
+    gains = {one.step: {"restore_gain": one.gain, "restore_noise": one.noise} for one in measured.steps}
     return [replace(row, **gains.get(row.step, {})) for row in rows]

@@ -17,18 +17,6 @@ from urllib.parse import urlencode
 
 import pytest
 
-__all__ = [
-    "ARGUMENTS",
-    "CHROMIUM",
-    "FAINT",
-    "IDLE",
-    "MILLISECONDS",
-    "Server",
-    "browser_marks",
-    "new_page",
-    "wait_for",
-]
-
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 ARGUMENTS = [
     "--no-sandbox",
@@ -108,8 +96,7 @@ def new_page(browser: Any, width: int = 1280, height: int = 900, **more: Any) ->
     page.on("request", lambda request: page.hosts.add(request.url.split("/")[2]))
     page.on("pageerror", lambda error: page.complaints.append(str(error)))
     page.on(
-        "console",
-        lambda message: page.complaints.append(message.text) if message.type == "error" else None,
+        "console", lambda message: page.complaints.append(message.text) if message.type == "error" else None
     )
     return page
 

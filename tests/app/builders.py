@@ -88,7 +88,7 @@ def texts(app: AppTest) -> str:
     kinds = ["title", "header", "subheader", "markdown", "caption", "text", "code"]
     kinds += ["error", "warning", "info", "success"]
     said = [str(element.value) for kind in kinds for element in app.get(kind)]
-    return "\n".join([*said, *header(app)])
+    return "\n".join([*said, *header(app)]).replace("\xa0", " ")
 
 
 def header(app: AppTest) -> list[str]:
@@ -235,12 +235,7 @@ def compared_row(**changes: Any) -> EvaluatedStep:
 
 
 def keep_comparison(
-    archive: Path,
-    run: Path,
-    rows: Sequence[EvaluatedStep],
-    *,
-    name: str = "judge.py:f",
-    metric: str = "loss",
+    archive: Path, run: Path, rows: Sequence[EvaluatedStep], *, name: str = "judge.py:f", metric: str = "loss"
 ) -> None:
     """Keep a comparison of an archive as the engine does."""
     asked = {"evaluator": "0" * 16, "name": name, "run": {}, "before": {}}

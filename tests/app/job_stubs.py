@@ -37,17 +37,12 @@ def asked(words: Sequence[str]) -> Request[Any]:
 
 _TOPICS = {
     "bench": "run.baselines",
-    "compare": "archives.compare",
     "compress": "archives.write",
     "estimate": "run.estimates",
     "evaluate": "run.evaluator",
     "export": "archives.pack",
-    "prune": "archives.prune",
-    "rehearse": "archives.rehearse",
-    "restore": "archives.restore",
     "search": "run.search",
     "sensitivity": "sensitivity.fisher",
-    "verify": "archives.verify",
 }
 
 
@@ -61,7 +56,8 @@ def work_of(
 ) -> Work:
     """Return the work of some command lines, under the page and topic that its last verb most often has."""
     requests = [one if isinstance(one, Request) else asked(one) for one in commands]
-    page, _, name = (topic or _TOPICS[requests[-1].verb()]).partition(".")
+    verb = requests[-1].verb()
+    page, _, name = (topic or _TOPICS.get(verb, f"archives.{verb}")).partition(".")
     return Work.asking(requests, shown=shown, page=page, topic=name, **more)
 
 

@@ -32,6 +32,14 @@ PLAN = {
 }
 
 
+def test_an_archive_named_after_another_run_is_not_offered_for_a_run_of_the_same_steps(archived):
+    other = write_run(archived.parent / "other", STEPS)
+    for name in ("other", "copy"):
+        inshrink_core.compress(other, archived.parent / f"{name}.inshrink", codec="lossless")
+    offered = services.archives_of(services.load_subject(str(archived)))
+    assert [chain.path.stem for chain in offered] == ["run", "copy"]
+
+
 def test_the_archive_of_a_run_or_of_the_link_is_found_and_its_chain_drawn(archived, jobs):
     other = archived.parent / "other.inshrink"
     inshrink_core.compress(archived, other, codec="lossless", steps=STEPS[:2])

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from inshrink_app import services
+from inshrink_app.model import METRICS
 from inshrink_app.model import config as search_config
 from inshrink_app.model.problem import ServiceError
 from inshrink_app.model.subject import Subject
@@ -113,7 +116,7 @@ def test_every_layer_has_its_bits_and_what_it_carries_and_the_strip_shows_each_c
     found = table(app)
     assert list(found["Layer"].str.strip()) == ["weight", "bias"]
     assert found["Bits per weight"].between(3, 7).all()
-    for share in ("Movement", "Share of bytes", "Share of damage"):
+    for share in ("Share of bytes", "Share of damage"):
         assert found[share].sum() == pytest.approx(100)
     assert "a rule of thumb; a measurement calibrates it" in texts(app)
     assert charts(app) >= 1
@@ -213,6 +216,14 @@ def test_the_bundled_sample_needs_no_consent(root, jobs):
     assert len(str(option(jobs.last, "--steps")).split(",")) == 8
 
 
+def test_layers_have_the_same_shares_of_the_sensitivity_as_the_map(app, archived, jobs):
+    empty = services.unmeasured(services.load_subject(str(archived)), "magnitude")
+    values = dict.fromkeys(empty.values, np.arange(1.0, 1 + empty.values["mean"].size).reshape(2, -1))
+    jobs.answers["sensitivity"] = replace(empty, values=values)
+    shares = table(explorer("run", run=str(archived), metric="magnitude"))[METRICS["magnitude"].quantity]
+    assert list(shares) == pytest.approx(100 * jobs.answers["sensitivity"].shares()[:, -1])
+
+
 def test_a_search_is_told_from_its_first_trials_to_its_result(root, jobs):
     run = write_run(root / "run", STEPS)
     job = put(jobs, run, "running")
@@ -229,7 +240,7 @@ def test_a_search_is_told_from_its_first_trials_to_its_result(root, jobs):
     job.state, job.result = "finished", document()
     app.session_state["bits.all"] = True
     app.run()
-    told = texts(app).replace("\u2060", "")
+    told = "".join([texts(app), *(found.proto.help for found in app.caption)]).replace("\u2060", "")
     assert "20.0× of the weights, drop 0.20 %" in told.replace("\\", "")
     assert "\\<b\\>note" in told
     assert "At 2 steps of 4 the weights hardly moved" in told
@@ -237,6 +248,10 @@ def test_a_search_is_told_from_its_first_trials_to_its_result(root, jobs):
     assert list(listed["check"]) == ["keeps the bounds", "best", "given up"]
     assert set(listed["figures"]) == {"measured"}
     assert "1 trial ended early" in told
+
+    for keep, basis in (("resume", "measured"), ("weights", "estimated")):
+        services.choose(services.load_subject(str(run)), keep=keep, config=config(2.0))
+        assert f" {basis}]" in texts(app.run()), "trials use the optimizer state"
 
     # A repeated search that is interrupted leaves the result and adds its trials.
     later = put(jobs, run, "interrupted")

@@ -46,10 +46,11 @@ def test_the_sample_is_opened_and_its_heatmap_is_drawn_without_a_word_to_others(
     page.get_by_text("Errors appear once").wait_for()
     assert page.complaints == []
 
-    # The first page lies at the root; its name leads there too.
-    page.goto(f"{address}/open")
-    page.get_by_role("heading", name="Open a run").wait_for()
-    assert page.get_by_text("Page not found").count() == 0
+    # The first page lies at the root; its names lead there too.
+    for name in ("start", "open"):
+        page.goto(f"{address}/{name}")
+        page.get_by_role("heading", name="Open a run").wait_for()
+        assert page.get_by_text("Page not found").count() == 0
 
 
 BELOW = """() => {

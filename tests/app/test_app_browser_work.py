@@ -107,7 +107,7 @@ def test_a_large_file_is_downloaded_with_flat_memory_and_not_to_those_who_call_b
     page.goto(server.link("archives", panel="write", job=job))
     link = page.get_by_role("link", name="Download")
     link.wait_for()
-    assert "(500 MB)" in link.inner_text()
+    assert "(500\xa0MB)" in link.inner_text()
     assert page.locator("img[src='x']").count() == 0
     before = settled_nbytes(server)
     address = link.get_attribute("href")

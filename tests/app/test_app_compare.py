@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from inshrink_app.model.problem import ServiceError
 from inshrink_app.services import jobs as job_services
 
 import inshrink_core
+from inshrink_core.errors import EvaluatorError
 from tests.app.builders import (
     SAMPLE,
     archives,
@@ -27,7 +29,7 @@ from tests.app.builders import (
     trusted,
     write_run,
 )
-from tests.app.job_stubs import STEPS, option, wait, work
+from tests.app.job_stubs import STEPS, option, performed, wait, work
 
 EVALUATOR = """
 import pathlib
@@ -133,7 +135,6 @@ def test_the_bundled_evaluator_needs_no_consent_and_a_changed_copy_does(root):
 
 
 def test_an_evaluator_outside_of_the_run_is_refused(archived):
-    (archived.parent / "judge.py").write_text("")
     (archived / "inshrink.toml").write_text('[evaluator]\nfile = "../judge.py"\n')
     with pytest.raises(ServiceError, match="outside"):
         services.evaluator_of(services.load_subject(str(archived)))
@@ -182,8 +183,27 @@ def test_several_archives_are_lines_of_one_table_and_a_picture_of_size_against_c
     table = app.dataframe[0].value
     assert list(table["archive"]) == ["run.inshrink", "run-other.inshrink"]
     assert list(table["bound"]) == ["exact", "broken"]
+    looks = json.loads(app.dataframe[0].proto.columns)
+    assert sum(looks[name]["width"] for name in table) < 800, "it fits a page of 900 pixels"
     assert table["ratio"][1] == services.chain_of(str(other)).ratio_total
     assert charts(app) == 4
+
+
+def test_an_archive_that_cannot_be_compared_is_left_out_and_the_others_are_compared(archived, jobs):
+    trusted(archived, "def evaluate(state):\n    return {'loss': float(state['fc1.weight'].sum())}\n")
+    first, part = (archived.with_name(f"run{name}.inshrink") for name in ("", "-part"))
+    asked = {"step": 40, "weights_only": True, "exact": True, "without": ("fc1.weight",)}
+    inshrink_core.verbs.export(first, part, **asked)
+    shown = services.load_subject(str(archived))
+    judge = services.trusted_evaluator(shown)
+    request = services.comparison(shown, [part, first], STEPS, judge)
+    jobs.put(request, shown=str(archived), result=performed(request).result)
+    app = archives("compare", archived, archive=str(first))
+    (left_out,) = [one.value for one in app.warning if "left out" in one.value]
+    assert "which the checkpoint does not have" in left_out
+    assert charts(app) > 0
+    with pytest.raises(EvaluatorError):
+        performed(replace(request, archives=(str(part),) * 2))
 
 
 def test_a_comparison_at_work_shows_what_it_has_found_so_far(archived, jobs):

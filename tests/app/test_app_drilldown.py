@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from inshrink_app import services
-from inshrink_app.pages.run import ahead, heatmap, tensor_figures
+from inshrink_app.pages.run import heatmap, tensor_figures
 from inshrink_app.theme import MARK
 from inshrink_app.widgets import modules
 
@@ -56,9 +56,7 @@ def test_a_run_with_an_archive_is_shown_as_archived_first(root):
     assert not services.drill_down(archive, 20, "fc1.weight", "archive", None).restored
 
 
-def test_movement_is_that_since_the_previous_checkpoint_and_equal_bins_count_all_values_of_a_step(
-    root,
-):
+def test_movement_is_that_since_the_previous_checkpoint_and_equal_bins_count_all_values_of_a_step(root):
     shown = services.load_subject(str(write_run(root / "run")))
     wanted = inshrink_core.analysis.trajectory(root / "run", "fc1.weight").relative_movement
     found = [services.moved_since(shown, "fc1.weight", step) for step in shown.steps]
@@ -166,7 +164,7 @@ def test_a_tensor_that_costs_much_is_looked_into_when_asked(run, monkeypatch):
     monkeypatch.setattr(services, "drill_cost", lambda *_: 7_000_000_000)
     app = explorer("run", run=str(run), layer="fc1.weight", step="20")
     assert charts(app) == 1
-    button(app, "Look inside (reads up to 7.00 GB)").click().run()
+    button(app, "Look inside (reads up to 7.00\xa0GB)").click().run()
     assert charts(app) == 2
 
 
@@ -233,5 +231,5 @@ def test_a_huge_model_is_shown_by_module_and_opened_step_by_step(root, jobs, mon
 
 def test_codecs_are_tried_on_the_sample(caplog):
     with caplog.at_level("INFO"):
-        ahead.load()
+        services.load_ahead()
     assert not caplog.records

@@ -100,9 +100,7 @@ def test_what_cannot_be_opened_is_answered_and_not_kept(root, name, content, sai
     assert not kept()
 
 
-def test_files_that_do_not_make_one_run_are_answered_and_not_kept(
-    checkpoints,
-):
+def test_files_that_do_not_make_one_run_are_answered_and_not_kept(checkpoints):
     (first, content), (_, other) = checkpoints[:2]
     model = io.BytesIO()
     torch.save({"other.weight": torch.ones(2), "other.bias": torch.ones(1)}, model)

@@ -19,15 +19,7 @@ import inshrink_core
 from inshrink_core.chain import default_optimizer
 from inshrink_core.codecs.lattice.codec import LatticeCodec
 from inshrink_core.verbs.export import export as export_now
-from tests.app.builders import (
-    SAMPLE,
-    archives,
-    button,
-    open_panel,
-    texts,
-    trusted,
-    write_run,
-)
+from tests.app.builders import SAMPLE, archives, button, open_panel, texts, trusted, write_run
 from tests.app.job_stubs import STEPS, StubJobs, option, work
 from tests.runs import write_run as write_training
 
@@ -197,7 +189,7 @@ def test_the_result_has_ratio_digest_restore_command_and_a_link_and_leads_on_to_
     app = archives("write", archived)
     told = {metric.label: metric.value for metric in app.metric}
     assert told["Compression ratio"].endswith("×")
-    assert told["Relative error"] == "1.25 %"
+    assert told["Relative error"] == "1.25\xa0%"
     assert hashlib.sha256(target.read_bytes()).hexdigest() in texts(app)
     assert any(code.value.startswith("inshrink restore '") for code in app.code)
     (link,) = app.get("link_button")

@@ -20,15 +20,7 @@ from inshrink_core.analysis.profile import Row
 from inshrink_core.evaluate import Comparison, EvaluatedStep
 from inshrink_core.metrics import Direction
 from inshrink_core.verbs.shared.measured import EvaluatorId, Known
-from tests.app.builders import (
-    button,
-    compared_row,
-    explorer,
-    sensitivity_table,
-    subject,
-    texts,
-    write_run,
-)
+from tests.app.builders import button, compared_row, explorer, sensitivity_table, subject, texts, write_run
 
 
 def test_many_steps_are_merged_by_the_mean_of_what_is_there():
@@ -160,7 +152,7 @@ def test_headline_list_and_table_rank_by_the_share_of_the_total_and_what_has_no_
     told = texts(app).replace("\\", "").replace("\u2060", "")
     assert f"2 of 4 tensors carry at least 80 % of the sensitivity: {ranked[0]} and {ranked[1]}" in told
     assert list(app.dataframe[0].value["Layer"]) == [*ranked, "layers.0.weight"]
-    assert any("75.5 % · 1.00 per weight" in found.label.replace("\\", "") for found in app.button)
+    assert any("75.5\xa0% · 1.00 per weight" in found.label.replace("\\", "") for found in app.button)
     # The largest rows open without a mouse.
     app.button(key=f"largest.{ranked[0]}").click().run()
     assert app.query_params["layer"] == ranked[0]

@@ -11,6 +11,7 @@ from inshrink_app.pages.run.shrinking import Intent
 from inshrink_app.widgets import fmt
 
 from inshrink_core.cli import main
+from inshrink_core.text import percentage, size
 from tests.app.builders import SAMPLE, explorer, texts
 from tests.app.test_app_snippets import snippets
 
@@ -30,9 +31,9 @@ def test_every_place_shows_the_numbers_that_the_command_line_prints(root, jobs, 
 
     app = explorer("run", run=str(SAMPLE))
     on_run = texts(app)
-    parameters = f"{fmt.compact(inspected['n_parameters'])} parameters"
+    parameters = f"{size(inspected['n_parameters']).removesuffix('B')} parameters"
     n_steps = f"{len(inspected['steps'])} steps"
-    raw = fmt.size(inspected["raw_bytes"])
+    raw = size(inspected["raw_bytes"])
     assert shown.steps == tuple(inspected["steps"])
     assert intent.archive.archive.steps is None, "all of them"
     assert shown.n_parameters == inspected["n_parameters"]
@@ -43,17 +44,17 @@ def test_every_place_shows_the_numbers_that_the_command_line_prints(root, jobs, 
     assert resume["basis"] == "judged"
     assert resume["bound"] == services.chosen(shown).bound.value
     ratio = fmt.ratio(inspected["raw_bytes"] / resume["nbytes"])
-    assert f"{raw} → about {fmt.size(resume['nbytes'])} · {ratio}" in on_run
+    assert f"{raw} → about {size(resume['nbytes'])} · {ratio}" in on_run
     strip = {
-        "Archive": fmt.size(resume["nbytes"]),
+        "Archive": f"about {size(resume['nbytes'])}",
         "Ratio": ratio,
         "Bits": fmt.value(resume["bits_per_weight"]),
     }
-    strip["Restore cost"] = fmt.percent(resume["restore_cost"])
+    strip["Restore cost"] = percentage(resume["restore_cost"])
     for label, figure in strip.items():
         assert f":small[{label}] **{figure}**" in on_run, label
     services.choose(shown, keep="exact")
-    assert f"{raw} → about {fmt.size(exact['nbytes'])}" in texts(app.run())
+    assert f"{raw} → about {size(exact['nbytes'])}" in texts(app.run())
     # Bits are edited, and searched, from the default settings that the command line uses.
     setting, value = next(iter(services.codec_settings("lattice").items()))
     assert estimated["config"][setting] == value

@@ -61,9 +61,7 @@ def is_gone(pid: int) -> bool:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")
-def test_commands_that_are_cut_off_are_told_leave_whole_files_and_go_on_where_they_were(
-    archived,
-):
+def test_commands_that_are_cut_off_are_told_leave_whole_files_and_go_on_where_they_were(archived):
     judged(archived, JUDGE)
     (archived / "slow").touch()
     shown = services.load_subject(str(archived))
@@ -84,9 +82,7 @@ def test_commands_that_are_cut_off_are_told_leave_whole_files_and_go_on_where_th
     searching = Search(str(archived), codec="uniform", **fields)
     work = [work_of(compress), work_of(searching, trusted=judge.trusted)]
     with subprocess.Popen(
-        [sys.executable, "-c", SERVER, msgspec.json.encode(work).decode()],
-        stdout=subprocess.PIPE,
-        text=True,
+        [sys.executable, "-c", SERVER, msgspec.json.encode(work).decode()], stdout=subprocess.PIPE, text=True
     ) as server:
         pids = json.loads(server.stdout.readline())
         until(lambda: n_frames(made) > 0)

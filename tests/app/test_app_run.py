@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from inshrink_app import services
-from inshrink_app.pages.run import ahead, view
+from inshrink_app.pages.run import view
 from inshrink_app.services import measuring
 from streamlit.testing.v1 import app_test
 
@@ -96,7 +96,7 @@ def test_a_cheap_measurement_that_an_ended_explorer_left_goes_on_by_itself(run, 
 
 
 def test_a_link_starts_no_measurement_until_its_reader_asks(run, jobs, monkeypatch):
-    monkeypatch.setattr(ahead, "warm_up", refuse)
+    monkeypatch.setattr(services, "warm_up", refuse)
     monkeypatch.setattr(services, "drill_down", refuse)
     link = {"run": str(run), "metric": "magnitude", "layer": "layers.0.weight", "step": "20"}
     app = linked("run", **link)

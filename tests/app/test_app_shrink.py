@@ -5,17 +5,18 @@ from __future__ import annotations
 import hashlib
 import shlex
 import shutil
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from inshrink_app import services
+from inshrink_app.model import ServiceError
 from inshrink_app.pages.run.shrinking import Intent, Written
 from inshrink_app.services import Bound, Chosen
-from inshrink_app.widgets import fmt
 
-import inshrink_core
+from inshrink_core.text import percentage, ratio, size
 from tests.app.builders import SAMPLE, button, explorer, judged, linked, open_panel, primary, texts, trusted
 from tests.app.job_stubs import option, performed
 
@@ -58,13 +59,26 @@ def test_a_bare_link_measures_and_estimates_nothing_until_the_button_is_pressed(
     assert not {"--evaluator", "--trust-run"} & set(jobs.last)
 
 
+def test_a_panel_of_the_header_stays_open_while_its_choices_change_its_label(archived, jobs):
+    judged(archived)
+    app = explorer("run", run=str(archived))
+    app.session_state["header.bound"] = True
+    app.run()
+    app.radio[0].set_value("drop").run()
+    assert "Bound: drop ≤ 1.00 %" in texts(app)
+    assert app.session_state["header.bound"]
+    assert [one.label for one in app.number_input if "At most" in one.label] == ["At most, %"]
+    app.checkbox[0].check().run()
+    assert services.trusted_evaluator(services.load_subject(str(archived))), "asked where it is needed"
+
+
 @pytest.mark.usefixtures("asked_for")
 def test_size_ratio_and_bits_are_said_of_what_is_kept_and_a_figure_that_is_not_known_is_not_there(
     archived, jobs
 ):
     jobs.answers["estimate"] = goals()
     app = explorer("run", run=str(archived))
-    before = fmt.size(4 * sum(row.nbytes for row in services.load_subject(str(archived)).tensors))
+    before = size(4 * sum(row.nbytes for row in services.load_subject(str(archived)).tensors))
     assert f"{before} → about 500 kB" in texts(app)
     assert "Estimated from steps 20 and 30" in texts(app)
     assert "Restore cost" not in texts(app)
@@ -183,17 +197,26 @@ def test_a_trial_that_was_interrupted_begins_again_by_itself(archived, jobs):
     assert trial.state == "running"
 
 
-def test_an_archive_that_was_written_without_a_bound_is_not_gone_on_with_under_one(archived, root):
-    shown = services.load_subject(str(archived))
-    judged(archived)
-    judge, _ = services.evaluator_and_trust(shown)
-    free, bound = (
-        Intent(shown=shown, now=services.chosen(shown), evaluator=by).archive for by in (None, judge)
-    )
-    shutil.rmtree(root / "run.inshrink")
-    inshrink_core.compress(archived, root / "run.inshrink", optimizer="compressed")
-    assert services.suggested_name(shown, free) == str(root / "run.inshrink")
-    assert services.suggested_name(shown, bound) == str(root / "run-2.inshrink")
+def test_an_archive_is_gone_on_with_only_under_the_bound_and_metric_of_its_steps(archived, jobs):
+    trusted(archived)
+    shown, target = services.load_subject(str(archived)), archived.with_name("run.inshrink")
+
+    def export(kind: str, value: float = 0.0, metric: str = "loss") -> services.ExportRequest:
+        now = services.choose(shown, bound=Bound(kind, value), metric=metric, direction="higher")
+        return Intent(shown=shown, now=now, evaluator=services.trusted_evaluator(shown)).archive
+
+    free, loss, loose = export("none"), export("drop", 0.01), export("drop", 0.02)
+    acc, cost = export("drop", 0.01, "acc"), export("divergence", 0.003)
+    shutil.rmtree(target)
+    performed(*free.placed(str(target)))
+    for written in (None, free, loss):  # None is an archive of the command line.
+        if written is not None:
+            jobs.put(*written.placed(str(target)))
+        for asked in (free, loss, loose, acc, cost):
+            other = "" if asked is (written or free) else "-2"
+            assert services.suggested_name(shown, asked) == str(archived.with_name(f"run{other}.inshrink"))
+            with pytest.raises(ServiceError, match="same settings") if other else nullcontext():
+                services.export_target(str(target), asked)
 
 
 def test_what_the_button_writes_of_the_sample_keeps_the_bound_and_is_measured(root, jobs):
@@ -214,10 +237,13 @@ def test_what_the_button_writes_of_the_sample_keeps_the_bound_and_is_measured(ro
     assert made.is_of(intent)
     assert not made.is_of(replace(intent, now=replace(now, bound=Bound("drop", 0.01))))
     app = explorer("run", run=str(run))
-    assert f"{fmt.size(made.chain.nbytes)}, {fmt.ratio(made.chain.ratio_total)}. Decoded" in texts(app)
+    assert "It held every step" not in texts(app)
+    assert f"{size(made.chain.nbytes)}, {ratio(made.chain.ratio_total)}. Decoded" in texts(app)
     assert "measured" in texts(app)
-    assert fmt.percent(made.comparison.max_restore_cost) in texts(app)
+    assert percentage(made.comparison.max_restore_cost) in texts(app)
     assert services.describe(job).page == "run"
+    job.documents[0]["appended"] = []
+    assert "It held every step already" in texts(app.run())
 
 
 def test_what_is_not_sound_is_said_and_an_archive_that_went_is_no_result(archived, jobs):

@@ -8,7 +8,7 @@ import pytest
 from inshrink_app import services
 from inshrink_app.jobs.printed import python_text
 from inshrink_app.jobs.registry import JobRegistry
-from inshrink_app.widgets import watch
+from inshrink_app.widgets import header as watch
 
 from tests.app.builders import charts, explorer, sensitivity_table, texts, write_run
 from tests.app.job_stubs import scripted, work_of

@@ -46,7 +46,7 @@ def run(copy: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_guides_page_passes_the_guides_test(copy):
-    done = run(copy, "-m", "pytest", "-q", "--import-mode=importlib", "-p", "no:cacheprovider", "tests")
+    done = run(copy, "-m", "pytest", "-q", "--import-mode=importlib", "tests")
     assert done.returncode == 0, done.stdout
     assert "1 passed" in done.stdout
 

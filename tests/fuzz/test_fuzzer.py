@@ -10,7 +10,7 @@ from benchmarks.fuzz import __main__ as program
 from benchmarks.fuzz import runs, scratch
 from benchmarks.fuzz.archive_mutants import beheaded
 from benchmarks.fuzz.archive_target import ArchiveTarget
-from benchmarks.fuzz.campaign import Campaign, Fuzzer, limits_of
+from benchmarks.fuzz.campaign import Fuzzer, limits_of
 from benchmarks.fuzz.judging import Limits, judge_alone
 from benchmarks.fuzz.target import case_rng
 from benchmarks.fuzz.targets import all_targets

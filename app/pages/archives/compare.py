@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -25,6 +26,7 @@ from inshrink_core.verbs.shared.measured import Known
 
 _WHICH = {"some": "A few steps", "all": "All steps"}
 _MAX_METRICS = 4
+_REASON_WIDTH = 400
 _HEADINGS = {"restore_cost": "restore cost"} | {
     f"previous_{name}": f"{name.replace('_', ' ')} of the previous checkpoint"
     for name in ("drop", "divergence", "restore_cost")
@@ -47,6 +49,10 @@ def show(
     request = _ask(original, archives, measured, job)
     known = [found for chain in archives for found in measured.get(chain.path, {}).values()]
     job_card.settled(job, parts=job_card.n_rows)
+    for document in () if job is None else services.documents_of(job):
+        for path, reason in document.get("failed", {}).items():
+            text = f"{Path(path).name} is left out: {fmt.clipped(reason, _REASON_WIDTH)}"
+            st.warning(fmt.markdown(text), icon=":material/warning:")
     if job is not None and job.is_running:
         _charts(services.compared(job), {}, bound, colours)
     elif known:

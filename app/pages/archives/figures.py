@@ -69,7 +69,8 @@ def cost_figure(
         figure.add_trace(curve(steps, values, "Previous checkpoint", hover, GAP, **look))
     drawn: list[float] = []
     for found in known:
-        values = [_scaled(getattr(row, name), cost.scale) for row in found.comparison.steps]
+        known_values = (getattr(row, name) for row in found.comparison.steps)
+        values = [math.nan if value is None else cost.scale * value for value in known_values]
         figure.add_trace(_archive(found, values, colours, cost.word, fmt.d3_format(values), f" {cost.unit}"))
         drawn += filter(math.isfinite, values)
     drawn += _draw_bound(figure, name, bound)
@@ -98,11 +99,8 @@ def size_figure(
             figure.add_trace(mark)
     _draw_bound(figure, name, bound)
     _lay_out(figure, f"Largest {cost.word}, {cost.unit}")
-    return figure.update_xaxes(title=title("Size of the archive"), tickformat="~s", rangemode="tozero")
-
-
-def _scaled(value: float | None, scale: float) -> float:
-    return math.nan if value is None else scale * value
+    ticks = byte_ticks(max(sizes.values(), default=0))
+    return figure.update_xaxes(title=title("Size of the archive"), rangemode="tozero", **ticks)
 
 
 def _draw_bound(figure: go.Figure, name: str, bound: Bound | None) -> list[float]:
@@ -111,7 +109,7 @@ def _draw_bound(figure: go.Figure, name: str, bound: Bound | None) -> list[float
         return []
     limit = COSTS[name].scale * bound.value
     line = {"color": _BOUND, "width": 1.5, "dash": "dash"}
-    text = {"text": f"Bound {bound.text.rpartition('≤ ')[2]}", "font": {"size": 12}, "yshift": 2}
+    text = {"text": f"Bound {fmt.limit(name, bound.value)}", "font": {"size": 12}, "yshift": 2}
     figure.add_hline(y=limit, line=line, annotation=text, annotation_position="top left")
     return [limit]
 

@@ -10,13 +10,13 @@ import pandas as pd
 import streamlit as st
 from inshrink_app import services
 from inshrink_app.model import Subject
-from inshrink_app.pages.archives import made
+from inshrink_app.pages.archives import write
 from inshrink_app.services import ExportRequest
 from inshrink_app.widgets import choices, ending, fmt, job_card, listing, modules
 
 from inshrink_core.chain import ChainReport
 from inshrink_core.checkpoint import TensorSpec
-from inshrink_core.verbs.export import chosen_names
+from inshrink_core.verbs.export import Export, chosen_names
 
 LEFT_OUT = "pack.without"
 """Key of the patterns that leave tensors out."""
@@ -38,7 +38,7 @@ def show(shown: Subject, chain: ChainReport | None) -> None:
     chain
         The chosen archive; None for a run without one.
     """
-    job, source = made.job_of(shown, "pack"), shown
+    job, source = write.job_of(shown, "pack"), shown
     if chain is not None and shown.kind == "run":  # Jobs belong to the subject on screen.
         about: dict[str, Any] = {"path": chain.path, "name": chain.name, "steps": tuple(chain.steps)}
         source = dataclasses.replace(shown, kind="archive", archive=chain, step_pattern="", **about)
@@ -49,9 +49,9 @@ def show(shown: Subject, chain: ChainReport | None) -> None:
         request, is_empty = _asked(source, what)
     with launch:
         disabled = is_empty or job_card.is_running(job)
-        typed = made.start_button("Write file", shown, source, request, disabled=disabled)
+        typed = write.start_button("Write file", shown, source, request, disabled=disabled)
     with result:
-        made.show(shown, job)
+        write.show(shown, job)
     ending.requests(request.placed(typed, f"{typed.removesuffix('.inshrink')}-exact.inshrink"))
 
 
@@ -60,7 +60,7 @@ def _asked(source: Subject, what: str) -> tuple[ExportRequest, bool]:
     if what == "pack":
         n, size = fmt.all_steps(len(source.steps)), fmt.size(source.archive.nbytes if source.archive else 0)
         st.caption(f"{n.capitalize()} in one file of about {size}. Every checksum is verified on the way.")
-        return services.pack_export(source), False
+        return ExportRequest(file=Export(str(source.path), pack="")), False
     step = source.steps[-1]
     if len(source.steps) > 1:
         step = st.select_slider("Step", source.steps, step, format_func=fmt.count, key="export.step")

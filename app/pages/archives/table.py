@@ -20,7 +20,12 @@ MOST = 5
 """Largest number of archives shown side by side."""
 
 _MARK, _NAME, _WITHIN = "●", "archive", "bound"
-_NAME_WIDTH = 44
+_NAME_WIDTH = 30
+_ONLY_IN_FILES = ("settings", "bits per weight", "largest divergence")
+_WIDTHS = {_MARK: 30, _NAME: 150, "steps": 55, "bytes": 90, "ratio": 65, _WITHIN: 65, "state": 85}
+"""Widths of columns in pixels; with two metrics the table fits a page of 900 pixels."""
+
+_COST_WIDTH = 100
 _CHOSEN = "archives.chosen"
 
 Measured = Mapping[Path, Mapping[str, Known]]
@@ -42,15 +47,20 @@ def choose(
         st.session_state[_CHOSEN] = found[-MOST:]
         state.publish(**{state.ARCHIVE: (found or paths)[0]})
 
-    frame = frame.dropna(axis="columns", how="all")
+    frame = frame.drop(columns=[*_ONLY_IN_FILES]).dropna(axis="columns", how="all")
     frame.insert(0, _MARK, _MARK)
-    tip = f"Whether what was measured keeps the bound: {bound.text}"
-    frame, looks = listing.drawn_as(frame, helps={_WITHIN: tip})
-    looks[_MARK] = st.column_config.Column("", width=30)
+    tips = {
+        _WITHIN: f"Whether what was measured keeps the bound: {quality.bound_text(bound)}",
+        "state": "Sound or damaged when last verified; outdated figures are from before its last change.",
+    }
+    frame, looks = listing.drawn_as(frame, helps=tips)
+    looks[_MARK] = st.column_config.Column("")
+    for name, look in looks.items():
+        look["width"] = _WIDTHS.get(name, _COST_WIDTH)
     ink = [f"color: {colours[path]}" for path in paths]
     styled = frame.style.apply(lambda column: ink, subset=[_MARK])
     alt = "Archives of this run with steps, size, ratio, restore cost and every metric that was measured"
-    listing.pickable(styled, looks, alt, key, wanted, picked, several=True)
+    listing.pickable(styled, looks, alt, key, wanted, picked)
     return tuple(archives[paths.index(path)] for path in chosen)
 
 
@@ -87,20 +97,20 @@ def _row(chain: ChainReport, known: Mapping[str, Known], bound: Bound) -> dict[s
     if quality.is_exact_archive(chain):
         cost, check = cost or 0.0, "exact" if bound.kind != "none" else None
     last = next(verified(chain), None)
-    is_old = any(not by_metric.is_current for by_metric in known.values())
+    verdict = None if last is None else "sound" if last.document.get("ok") else "damaged"
+    is_old = verdict != "damaged" and any(not by_metric.is_current for by_metric in known.values())
     return {
         _NAME: fmt.clipped(fmt.printable(chain.name), _NAME_WIDTH),
-        "settings": services.distinction(chain) or chain.codec,
         "steps": len(chain.steps),
         "bytes": chain.nbytes,
         "ratio": chain.ratio_total,
-        "bits per weight": chain.bits_per_weight,
         "restore cost": cost,
         _WITHIN: check,
         **drops,
+        "settings": services.distinction(chain) or chain.codec,
+        "bits per weight": chain.bits_per_weight,
         "largest divergence": figures["divergence"],
-        "verified": None if last is None else "sound" if last.document.get("ok") else "damaged",
-        "state": "measured before its last change" if is_old else None,
+        "state": "outdated" if is_old else verdict,
     }
 
 

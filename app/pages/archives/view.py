@@ -13,7 +13,7 @@ from inshrink_app.pages.archives import compare, pack, tensors, upkeep, write
 from inshrink_app.pages.archives import table as archive_table
 from inshrink_app.pages.archives.figures import frames_figure
 from inshrink_app.theme import archive_colours
-from inshrink_app.widgets import choices, fmt, listing, quality, subject, tables
+from inshrink_app.widgets import choices, fmt, header, listing, quality
 from inshrink_app.widgets.figures import log_figure
 from inshrink_app.widgets.layout import Fact, answer, chart, facts, section
 from inshrink_app.widgets.report import Part, report
@@ -48,7 +48,7 @@ _COLUMNS |= {"digest": "SHA-256", "damage": "damage"}
 
 def render() -> None:
     """Draw the page."""
-    shown = subject.require("Archives", _rescue)
+    shown = header.require("Archives", _rescue)
     if shown is None:
         return
     original = _original(shown)
@@ -86,7 +86,7 @@ def render() -> None:
         st.caption("Archives beside the run, and in the folders that the explorer may see, appear here.")
     panels["pack"] = partial(pack.show, shown, first)
     if shown.kind == "run":
-        panels["write"] = partial(write.show, shown)
+        panels["write"] = partial(write.new_archive, shown)
     about = f"For {first.name}, the first ticked archive." if first is not None and len(chosen) > 1 else ""
     _draw({name: panels[name] for name in _PANELS if name in panels}, about)
 
@@ -219,11 +219,11 @@ def report_parts(chain: ChainReport, run: Subject) -> Iterator[Part]:
         notes = [f"Not drawn: {', '.join(hidden)}."] if hidden else []
         yield Part("Training", log_figure(run.log, {name: [name] for name in names}), tuple(notes))
     step = fmt.count(run.steps[-1])
-    for heading, sizes in tables.sizes(run).items():
+    for heading, sizes in listing.sizes(run).items():
         shares = sizes.assign(share=sizes["share"].map(fmt.percent))
         yield Part(heading, shares, (f"Uncompressed, in the checkpoint of step {step}.",))
     yield Part("Frames", _frame_table(chain))
-    yield Part(f"Tensors of step {step}", tables.tensors(run.tensors))
+    yield Part(f"Tensors of step {step}", listing.tensors(run.tensors))
 
 
 PAGE = Page("Archives", ":material/inventory_2:", render, former=("archive", "compare", "export"))

@@ -111,7 +111,7 @@ def _table(found: pd.DataFrame, names: Sequence[str]) -> list[int]:
             "ratio": "Raw over stored bytes, of the archive or of the one beside the run",
             "steps not archived": "Steps of a run that the archive beside it lacks",
         },
-        hidden=[] if found["problem"].notna().any() else ["problem"],
+        hidden=[name for name in table if table[name].isna().all()],
         key=key,
         on_select=picked,
         selection_mode=["multi-row", "single-cell"],

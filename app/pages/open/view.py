@@ -161,14 +161,8 @@ def _drop() -> None:
             if _name_button(copy.path.name, "file", key, size):
                 _open_path(copy.path)
             is_pressed = st.button("Remove", key=f"remove.{copy.folder.name}")
-        if is_pressed and answer(partial(_removed, copy.folder)):
+        if is_pressed and answer(partial(services.forget_dropped, copy.folder)):
             st.rerun()
 
 
-def _removed(folder: Path) -> bool:
-    """Remove dropped files."""
-    services.forget_dropped(folder)
-    return True
-
-
-PAGE = Page("Open", ":material/folder_open:", render, address="start", former=("open", "jobs"))
+PAGE = Page("Open", ":material/folder_open:", render, address="home", former=("start", "open", "jobs"))

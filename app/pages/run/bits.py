@@ -11,12 +11,13 @@ import numpy as np
 import pandas as pd
 import streamlit as st
 from inshrink_app import services, state
-from inshrink_app.model import Subject, config_text
+from inshrink_app.model import METRICS, config_text
 from inshrink_app.pages.run import board as boards
 from inshrink_app.pages.run import search
 from inshrink_app.pages.run import selection as chosen
 from inshrink_app.pages.run.board import Board
 from inshrink_app.pages.run.curve import allocation_figure, clicked_point
+from inshrink_app.pages.run.rows import View
 from inshrink_app.services import Searched, SearchPoint
 from inshrink_app.widgets import fmt, job_card, listing, modules, quality
 from inshrink_app.widgets.layout import answer, chart, folded
@@ -43,22 +44,14 @@ _COLUMNS = {
 """Columns of the table of points: heading, and field of a `SearchPoint`."""
 
 
-def show(board: Board, nodes: Sequence[Node], tensors: Sequence[str], ticked: Sequence[str]) -> None:
-    """Draw the drawer.
-
-    Parameters
-    ----------
-    board
-        The state of the place.
-    nodes, tensors, ticked
-        The rows of the map, the names of their tensors, and the ticked rows.
-    """
+def show(board: Board, view: View) -> None:
+    """Draw the drawer, with the rows of the map."""
     left, right = st.columns([3, 2], gap="medium")
     with left:
         search.show(board)
         _progress(board)
         if board.rates is not None and board.predicted is not None:
-            _show_table(board, board.rates, board.predicted, _rows_of(board, nodes, tensors), ticked)
+            _show_table(board, board.rates, board.predicted, view)
         elif board.rates is not None or boards.number_of(str(board.config["codec"])) is None:
             st.caption("These settings are not one number per layer. Edit them as text, below.")
     with right:
@@ -81,13 +74,17 @@ def _progress(board: Board) -> None:
         job_card.start_button("Estimate layers", work, "calculate", help=tip)
 
 
-def _rows_of(board: Board, nodes: Sequence[Node], tensors: Sequence[str]) -> list[Node]:
-    """Return the rows of the map with the positions of their tensors among the estimated ones."""
-    keys = {row.name: row.key for row in board.shown.model_tensors}
-    known = {key: place for place, key in enumerate(board.rates.keys if board.rates is not None else ())}
-    places = [known.get(keys.get(name, "")) for name in tensors]
-    found = [[place for m in node.members if (place := places[m]) is not None] for node in nodes]
-    return [node._replace(members=tuple(rows)) for node, rows in zip(nodes, found, strict=True) if rows]
+def _rows_of(rates: Rates, view: View) -> tuple[list[Node], list[float]]:
+    """Return the rows of the map with the positions of their tensors among the estimated ones, and shares."""
+    keys = {row.name: row.key for row in view.shown.model_tensors}
+    known = {key: place for place, key in enumerate(rates.keys)}
+    places = [known.get(keys.get(row.name, "")) for row in view.tensors.rows]
+    rows, shares = [], []
+    for node, share in zip(view.nodes, view.shares, strict=True):
+        if members := tuple(place for m in node.members if (place := places[m]) is not None):
+            rows.append(node._replace(members=members))
+            shares.append(100 * float(share))
+    return rows, shares
 
 
 def _values(board: Board, rates: Rates) -> list[float]:
@@ -150,10 +147,10 @@ def _show_handles(board: Board, rates: Rates, predicted: Predicted) -> None:
     row.button("Best bits for this size", icon=":material/balance:", on_click=distribute, help=tip)
 
 
-def _show_table(
-    board: Board, rates: Rates, predicted: Predicted, rows: Sequence[Node], ticked: Sequence[str]
-) -> None:
+def _show_table(board: Board, rates: Rates, predicted: Predicted, view: View) -> None:
     """Draw the layers, with buttons in each row and for the picked rows."""
+    ticked = chosen.ticked(str(view.shown.path))
+    rows, shares = _rows_of(rates, view)
     picked = {place for row in rows if row.name in ticked for place in row.members}
     fewer, more = (functools.partial(_scale, board, rates, factor) for factor in (_STEP, 1 / _STEP))
     toggle = functools.partial(_toggle, board, rates)
@@ -165,7 +162,7 @@ def _show_table(
     with st.container(horizontal=True, vertical_alignment="center", gap="small"):
         for label, icon, _, _, act in actions.values():
             st.button(label, icon=f":material/{icon}:", on_click=act, args=(picked,), disabled=not picked)
-        how = "Pick layers with the box before a row, or with the arrow keys and Shift+Space."
+        how = "Pick rows with their boxes, or with arrow keys and Shift+Space."
         st.caption(f"{fmt.counted(len(picked), 'tensor')} picked." if picked else how, width="content")
     if not rows:
         st.caption("No row matches. Clear the filter to see all of them.")
@@ -181,17 +178,19 @@ def _show_table(
         callback = functools.partial(click, key, act)
         return st.column_config.ButtonColumn(heading, width=width, key=key, on_click=callback, help=tip)
 
-    weight, source = _weight(board.shown)
+    weight = METRICS[view.table.metric].quantity
+    n_alike = int((~rates.is_sampled).sum())
+    alike = f"Estimated; of {fmt.counted(n_alike, 'tensor')} not sampled, the mean of the layer type."
     tips = {
-        weight: f"Share of the total; of a weight it is {source}.",
+        weight: "Share of the total at the last step, as in the map.",
         "Share of bytes": "Share of the estimated bytes of all layers.",
         "Share of damage": quality.DAMAGE,
     }
     names = [row.name for row in rows]
     listing.pickable(
-        _frame(rates, predicted, board.now.locked, rows, weight),
+        _frame(rates, predicted, board.now.locked, rows).assign(**{weight: shares}),
         {
-            "Bits per weight": st.column_config.NumberColumn("Bits", format="%.2f", width=60),
+            "Bits per weight": st.column_config.NumberColumn("Bits", format="%.2f", width=60, help=alike),
             **{name: listing.share_column(tip, width=_SHARE_WIDTH) for name, tip in tips.items()},
             **{name: button(name, width, tip, act) for name, (_, _, width, tip, act) in actions.items()},
         },
@@ -199,27 +198,13 @@ def _show_table(
         _TABLE,
         [place for place, name in enumerate(names) if name in ticked],
         lambda places: chosen.set_ticked(str(board.shown.path), [names[place] for place in places]),
-        several=True,
         height=_TABLE_HEIGHT,
     )
-    n_alike = int((~rates.is_sampled).sum())
-    if n_alike:
-        st.caption(f"{fmt.counted(n_alike, 'tensor')} not sampled: the mean of the layer type is shown.")
 
 
-def _weight(shown: Subject) -> tuple[str, str]:
-    """Return the weight that the proxy gives errors: as one word, and in full."""
-    if services.available_metrics(shown)[0] == "fisher":
-        return "Sensitivity", "Fisher (Adam's second moment)"
-    return "Movement", "squared movement, since the checkpoints hold no second moment of Adam"
-
-
-def _frame(
-    rates: Rates, predicted: Predicted, locked: Collection[str], rows: Sequence[Node], weight: str
-) -> pd.DataFrame:
+def _frame(rates: Rates, predicted: Predicted, locked: Collection[str], rows: Sequence[Node]) -> pd.DataFrame:
     """Return the table. Shares are of all layers, including hidden ones."""
     bits = predicted.bits * rates.sizes
-    carried = np.nan_to_num(rates.sensitivities * rates.sizes, nan=0.0)
     damage = np.nan_to_num(predicted.damage, nan=0.0)
 
     def sums(values: np.ndarray) -> np.ndarray:
@@ -237,7 +222,6 @@ def _frame(
             "−": "−",
             "+": "+",
             "Lock": ["Locked" if locks else "Lock" for locks in is_locked],
-            weight: shares(carried),
             "Share of bytes": shares(bits),
             "Share of damage": shares(damage),
         }
@@ -258,7 +242,7 @@ def _draw_curve(board: Board) -> None:
         figure,
         boards.weight_bytes(board.shown) * max(1, len(board.steps)),
         here=here,
-        is_measured=now is not None and now.basis == boards.MEASURED,
+        basis=boards.ESTIMATED if now is None else now.basis,
         limit=board.limit,
         colours=board.colours,
     )
@@ -276,6 +260,8 @@ def _draw_curve(board: Board) -> None:
 def _notes(board: Board) -> list[str]:
     """Return notes on how to read the curve."""
     notes = ["Click a point to edit its bits."]
+    if board.is_bounded:
+        notes.append("Each step has bits of its own until an edit, which starts from the defaults.")
     job, best = board.search, board.found.best
     if job is not None and job.is_running:
         found = "Nothing keeps the bound yet" if best is None else f"Best so far {fmt.ratio(best.ratio)}"

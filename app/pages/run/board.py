@@ -162,13 +162,15 @@ class Board(Intent):
         point: SearchPoint | Predicted | None = max(
             seen, key=lambda point: point.restore_cost is not None, default=None
         )
-        basis = ESTIMATED if point is None else MEASURED
+        # Trials use the optimizer state, which an archive of weights alone lacks.
+        is_measured = any(found.kind == "archive" or self.now.keep != "weights" for found in seen)
+        basis = MEASURED if is_measured else ESTIMATED
         point = point or predicted(self.shown, self.rates, config)
         if point is None:
             return None
         ratio = point.ratio if isinstance(point, SearchPoint) else point.ratio_weights
         costs = {kind: getattr(point, kind, None) for kind in COSTS}
-        if basis == ESTIMATED:
+        if not isinstance(point, SearchPoint):
             costs["restore_cost"] = _times(self.cost_per_nat, point.divergence)
         n_steps = len(self.shown.steps)
         n_weights = n_steps * sum(row.numel for row in self.shown.model_tensors)

@@ -6,7 +6,7 @@ No Streamlit here. The edited point moves, so the browser's own marks of a selec
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -16,8 +16,6 @@ from inshrink_app.theme import CATEGORICAL, GAP, MARK
 from inshrink_app.widgets import fmt
 from inshrink_app.widgets.figures import lay_out, log_ticks, title
 from inshrink_app.widgets.quality import COSTS
-
-from inshrink_core.text import limit_text
 
 _HEIGHT = 210
 _LABEL_WIDTH, _NAME_WIDTH = 60, 16
@@ -33,6 +31,12 @@ _KINDS = {
 }
 """Name, symbol and colour of each kind of point; archives have colours of their own."""
 
+_Mark = Callable[..., None]
+"""Draws marks, given their name, the marks, and the look of a marker."""
+
+_Here = tuple[float | None, float | None]
+"""The ratio of the weights of a configuration, and its figure; None if unknown."""
+
 _Marked = tuple[int, float | None, float | None, str]
 """A mark: the index of its point (reported by a click), its ratio and value, and its hover text."""
 
@@ -42,8 +46,8 @@ def allocation_figure(
     figure: str,
     raw_nbytes: float,
     *,
-    here: tuple[float | None, float | None] = (None, None),
-    is_measured: bool = False,
+    here: _Here = (None, None),
+    basis: str = "estimated",
     limit: float | None = None,
     colours: Mapping[str, str] = MappingProxyType({}),
 ) -> go.Figure:
@@ -59,8 +63,8 @@ def allocation_figure(
         zero or below appear at its lower edge.
     raw_nbytes
         Raw bytes of the weights of all steps; size = raw_nbytes / ratio.
-    here, is_measured
-        The edited point: its ratio of the weights and its figure, and whether that was measured.
+    here, basis
+        The edited point: its ratio of the weights and its figure, and whether that is measured or estimated.
     limit
         The bound on the figure; None for none.
     colours
@@ -74,19 +78,13 @@ def allocation_figure(
     known = [points[place].figure(figure) for members in kinds.values() for place in members]
     candidates = [scale * value for value in (*known, here[1], limit) if value is not None]
     positive = [value for value in candidates if 0 < value < math.inf] or [1e-3]
-    floor = min(positive) / 2
-
-    def at(value: float | None) -> float:
-        is_known = value is not None and math.isfinite(value)
-        return max(scale * (value or 0.0), floor) if is_known else math.nan
-
-    drawn = go.Figure()
+    drawn, floor = go.Figure(), min(positive) / 2
 
     def mark(name: str, marked: Sequence[_Marked], marker: dict[str, Any], **more: Any) -> None:
         drawn.add_trace(
             go.Scatter(
                 x=[raw_nbytes / ratio if ratio else math.nan for _, ratio, _, _ in marked],
-                y=[at(value) for _, _, value, _ in marked],
+                y=[_height(value, scale, floor) for _, _, value, _ in marked],
                 name=name,
                 marker=marker,
                 customdata=[[place, text] for place, _, _, text in marked],
@@ -95,6 +93,24 @@ def allocation_figure(
             )
         )
 
+    _mark_points(mark, points, figure, kinds)
+    _mark_here(mark, here, figure, limit, basis)
+    if limit is not None:
+        _draw_bound(drawn, figure, limit, (floor, max(positive)))
+    _lay_out(drawn, figure, (floor, max(positive)))
+    return drawn
+
+
+def _height(value: float | None, scale: float, floor: float) -> float:
+    is_known = value is not None and math.isfinite(value)
+    return max(scale * (value or 0.0), floor) if is_known else math.nan
+
+
+def _mark_points(
+    mark: _Mark, points: Sequence[SearchPoint], figure: str, kinds: Mapping[tuple[str, str, str], list[int]]
+) -> None:
+    """Mark the points by kind, estimates as a curve, and the best one of the search."""
+    named: set[str] = set()
     for (name, symbol, colour), members in sorted(kinds.items()):
         members.sort(key=lambda place: points[place].ratio)
         marks = [
@@ -108,31 +124,38 @@ def allocation_figure(
         names = [fmt.clipped(points[place].name.removesuffix(".inshrink"), _NAME_WIDTH) for place in members]
         look = {"textposition": "bottom center", "textfont": {"size": 11}}
         look |= {"mode": "markers+text", "text": list(map(fmt.html, names))} if names[0] else {}
-        look["showlegend"] = all(trace.name != name for trace in drawn.data)
+        look["showlegend"] = name not in named
+        named.add(name)
         mark(name, marks, {"symbol": symbol, "size": 10, "color": colour}, **look)
     best = next((point for point in points if point.is_best and point.is_complete), None)
     if best is not None:
         star = {"symbol": "star-open", "size": 22, "color": _BEYOND, "line": {"width": 2}}
         mark("Best of the search", [(-1, best.ratio, best.figure(figure), "")], star, hoverinfo="skip")
+
+
+def _mark_here(mark: _Mark, here: _Here, figure: str, limit: float | None, basis: str) -> None:
+    """Mark the edited point."""
     is_beyond = limit is not None and here[1] is not None and here[1] > limit
     look = {"symbol": "x", "color": _BEYOND} if is_beyond else {"symbol": "circle", "color": MARK}
     value = "" if here[1] is None else COSTS[figure].text(here[1])
-    text = f"these bits, {'measured' if is_measured else 'estimated'} {value}"
+    text = f"these bits, {basis} {value}"
     name = "These bits, beyond the bound" if is_beyond else "These bits"
     mark(name, [(-1, *here, text)], look | {"size": 15, "line": {"width": 2, "color": "#FFFFFF"}})
-    if limit is not None:
-        drawn.add_hrect(scale * limit, 9 * max(positive), fillcolor=_BEYOND, opacity=0.1, line_width=0)
-        drawn.add_hline(scale * limit, line={"color": _BEYOND, "width": 1.5, "dash": "dash"})
-        # Plotly positions lines by value, but texts on a logarithmic axis by exponent.
-        drawn.add_annotation(
-            text=f"Bound {limit_text(figure, limit)}",
-            font={"size": 12, "color": _BEYOND},
-            showarrow=False,
-            **{"xref": "paper", "x": 1, "xanchor": "right", "yanchor": "bottom"},
-            y=math.log10(at(limit)),
-        )
-    _lay_out(drawn, figure, (floor, max(positive)))
-    return drawn
+
+
+def _draw_bound(drawn: go.Figure, figure: str, limit: float, ends: tuple[float, float]) -> None:
+    """Draw the bound, and colour all beyond it; `ends` are those of the drawn values."""
+    scaled = COSTS[figure].scale * limit
+    drawn.add_hrect(scaled, 9 * ends[1], fillcolor=_BEYOND, opacity=0.1, line_width=0)
+    drawn.add_hline(scaled, line={"color": _BEYOND, "width": 1.5, "dash": "dash"})
+    # Plotly positions lines by value, but texts on a logarithmic axis by exponent.
+    drawn.add_annotation(
+        text=f"Bound {fmt.limit(figure, limit)}",
+        font={"size": 12, "color": _BEYOND},
+        showarrow=False,
+        **{"xref": "paper", "x": 1, "xanchor": "right", "yanchor": "bottom"},
+        y=math.log10(max(scaled, ends[0])),
+    )
 
 
 def _kind(point: SearchPoint, colours: Mapping[str, str]) -> tuple[str, str, str]:

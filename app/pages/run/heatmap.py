@@ -282,31 +282,40 @@ def heatmap_figure(
         Steps that the run lacks.
     """
     axis = StepAxis.of(table.steps, missing)
+    n_rows = len(table.rows)
+    row_pixels = next(pixels for most, pixels in _ROW_HEIGHTS if n_rows <= most)
+    figure = go.Figure(layout={"height": TOOLBAR + max(220, n_rows * row_pixels + 62)})
+    _add_cells(figure, table, statistic, axis, is_ratio=is_ratio)
+    names = fmt.clipped_all([row.name for row in table.rows], _NAME_WIDTH)
+    _name_rows(figure, tree or [(label, "") for label in names])
+    _add_steps(figure, axis)
+    figure.update_layout(dragmode="zoom", hovermode="closest", showlegend=False, hoverlabel={"align": "left"})
+    figure.update_yaxes(
+        type="category", range=[n_rows - 0.5, -0.5], showgrid=False, showticklabels=False, ticks=""
+    )
+    _add_curves(figure, curves, axis)
+    return figure
+
+
+def _add_cells(
+    figure: go.Figure, table: Sensitivity, statistic: str, axis: StepAxis, *, is_ratio: bool
+) -> None:
+    """Draw the cells, grey ones where a value is missing, and the scale of their colours."""
     values = axis.merged(table.values[statistic])
-    metric = METRICS[table.metric]
-    is_linear = table.metric == "bits"
+    metric, is_linear = METRICS[table.metric], table.metric == "bits"
+    known = values[np.isfinite(values)]
     colours, low, high = scaled(values)
     if is_linear:
-        known = values[np.isfinite(values)]
         colours, low, high = values, 0.0, float(known.max()) if known.size else 1.0
     if is_ratio:
-        reach = max(abs(high), abs(low), 1e-3)
-        low, high = -reach, reach
-    rows = [_row_category(row) for row in table.rows]
-    row_pixels = next(pixels for most, pixels in _ROW_HEIGHTS if len(rows) <= most)
-    height = TOOLBAR + max(220, len(rows) * row_pixels + 62)
+        high = max(abs(high), abs(low), 1e-3)
+        low = -high
     about = f"{metric.label}: {metric.symbol}{', times' if is_ratio else f' per weight, {metric.unit}'}"
     word = fmt.html("times" if is_ratio else f"{statistic} {metric.symbol}")
-    form = fmt.d3_format(values[np.isfinite(values)].tolist())
-    bar: dict[str, Any] = {
-        "title": {"text": fmt.html(about), "side": "right"},
-        **{"x": 1, "y": 1, "yanchor": "top", "xpad": 12, "ypad": 0, "thickness": 12, "outlinewidth": 0},
-        # In pixels; a length in heights would need a margin that depends on the screen.
-        **{"lenmode": "pixels", "len": min(_LONGEST_COLORBAR, height - TOOLBAR - 82)},
-        **(linear_ticks(low, high) if is_linear else log_scale_ticks(low, high)),
-    }
+    ticks = linear_ticks(low, high) if is_linear else log_scale_ticks(low, high)
+    rows = [_row_category(row) for row in table.rows]
     steps = np.broadcast_to(np.asarray(axis.steps, np.float32), values.shape)
-    figure = go.Figure(gaps(colours, axis.edges.tolist(), rows, _NO_VALUE))
+    figure.add_trace(gaps(colours, axis.edges.tolist(), rows, _NO_VALUE))
     figure.add_trace(
         go.Heatmap(
             z=colours,
@@ -317,59 +326,32 @@ def heatmap_figure(
             xgap=1 if len(axis.columns) <= MAX_APART else 0,
             ygap=1 if len(rows) <= MAX_APART else 0,
             hovertemplate="%{y}<br>step %{customdata[1]:,d}<br>"
-            f"{word} = %{{customdata[0]:{form}}}<extra></extra>",
+            f"{word} = %{{customdata[0]:{fmt.d3_format(known.tolist())}}}<extra></extra>",
             zmin=low,
             zmax=high,
             colorscale=DIVERGING if is_ratio else SEQUENTIAL,
-            colorbar=bar,
+            colorbar={
+                "title": {"text": fmt.html(about), "side": "right"},
+                **{"x": 1, "y": 1, "yanchor": "top", "xpad": 12, "ypad": 0, "thickness": 12},
+                # In pixels; a length in heights would need a margin that depends on the screen.
+                **{"lenmode": "pixels", "len": min(_LONGEST_COLORBAR, figure.layout.height - TOOLBAR - 82)},
+                **{"outlinewidth": 0, **ticks},
+            },
         )
     )
-    names = fmt.clipped_all([row.name for row in table.rows], _NAME_WIDTH)
-    tree = tree or [(label, "") for label in names]
-    labels = [(fmt.html(fmt.clipped(label, _LABEL_WIDTH)), fmt.html(shape)) for label, shape in tree]
-    # If margins do not fit the labels, the browser draws everything twice.
-    longest = max((len(f"{label}  {shape}") for label, shape in labels), default=0)
-    figure.update_layout(
-        height=height,
-        margin={
-            "l": _ROOM_OF_ROWS + _LETTER_PIXELS * longest,
-            "r": _ROOM_OF_COLORBAR + _LETTER_PIXELS * max(map(len, bar["ticktext"]), default=0),
-            "t": TOOLBAR,
-            "b": ROOM_OF_STEPS,
-        },
-        dragmode="zoom",
-        hovermode="closest",
-        showlegend=False,
-        hoverlabel={"align": "left"},
-    )
-    _name_rows(figure, labels)
-    _mark_gaps(figure, axis)
-    ticks = {} if axis.is_numeric else few_ticks(axis.centres.tolist(), list(map(fmt.count, axis.steps)), 6)
-    span = [axis.edges[0], axis.edges[-1]] if axis.columns else None
-    figure.update_xaxes(**steps_axis(_MAX_STEP_LABELS) | {"automargin": False}, range=span, showgrid=False)
-    figure.update_xaxes(zeroline=False, **ticks)
-    figure.update_yaxes(
-        type="category", range=[len(rows) - 0.5, -0.5], showgrid=False, showticklabels=False, ticks=""
-    )
-    first, last = (axis.steps[0], axis.steps[-1]) if axis.steps else (0, -1)
-    logged = {
-        name: [row for row in series if first <= row[0] <= last and math.isfinite(row[1])]
-        for name, series in curves
-    }
-    drawn = [(name, thinned(sorted(series), CURVE_PARTS)) for name, series in logged.items() if series]
-    if drawn:  # One cursor for all: a line at the step, through the curves and the cells.
-        figure.update_xaxes(
-            showspikes=True, spikemode="across", spikesnap="data", spikethickness=1, spikecolor=GAP
-        )
-        _add_curves(figure, drawn, axis)
-    return figure
+    room = _ROOM_OF_COLORBAR + _LETTER_PIXELS * max(map(len, ticks["ticktext"]), default=0)
+    figure.update_layout(margin={"r": room, "t": TOOLBAR, "b": ROOM_OF_STEPS})
 
 
-def _name_rows(figure: go.Figure, labels: Sequence[tuple[str, str]]) -> None:
+def _name_rows(figure: go.Figure, tree: Sequence[tuple[str, str]]) -> None:
     """Write names and shapes beside the rows; names are left-aligned as a tree and can be clicked.
 
     The first annotations are the names, one per row if all are legible. Later annotations cannot be clicked.
     """
+    labels = [(fmt.html(fmt.clipped(label, _LABEL_WIDTH)), fmt.html(shape)) for label, shape in tree]
+    # If margins do not fit the labels, the browser draws everything twice.
+    longest = max((len(f"{label}  {shape}") for label, shape in labels), default=0)
+    figure.update_layout(margin_l=_ROOM_OF_ROWS + _LETTER_PIXELS * longest)
     stride = -(-len(labels) // MAX_ROW_LABELS)
     size = 12 if len(labels) <= _FEW_ROWS else 10
     look = {"xref": "paper", "x": 0, "yref": "y", "showarrow": False, "yanchor": "middle", "borderpad": 0}
@@ -389,22 +371,37 @@ def _name_rows(figure: go.Figure, labels: Sequence[tuple[str, str]]) -> None:
     figure.update_layout(annotations=[*names, *shapes])
 
 
-def _mark_gaps(figure: go.Figure, axis: StepAxis) -> None:
-    """Write a cross below the columns of missing steps."""
+def _add_steps(figure: go.Figure, axis: StepAxis) -> None:
+    """Label the axis of steps, and write a cross below the columns of missing ones."""
+    ticks = {} if axis.is_numeric else few_ticks(axis.centres.tolist(), list(map(fmt.count, axis.steps)), 6)
+    span = [axis.edges[0], axis.edges[-1]] if axis.columns else None
+    figure.update_xaxes(**steps_axis(_MAX_STEP_LABELS) | {"automargin": False}, range=span, showgrid=False)
+    figure.update_xaxes(zeroline=False, **ticks)
     look = {"yref": "y domain", "y": 0, "yanchor": "top", "text": "×", "showarrow": False, "borderpad": 0}
     for column in axis.gaps:
         figure.add_annotation(**look, x=axis.centres[column], hovertext="No readable checkpoint")
 
 
 def _add_curves(
-    figure: go.Figure, curves: Sequence[tuple[str, Sequence[tuple[float, float]]]], axis: StepAxis
+    figure: go.Figure, logged: Sequence[tuple[str, Sequence[tuple[int, float]]]], axis: StepAxis
 ) -> None:
     """Draw training metrics above the cells, and make room for them."""
+    first, last = (axis.steps[0], axis.steps[-1]) if axis.steps else (0, -1)
+    curves = []
+    for name, series in logged:
+        inside = [row for row in series if first <= row[0] <= last and math.isfinite(row[1])]
+        if inside:
+            curves.append((name, thinned(sorted(inside), CURVE_PARTS)))
+    if not curves:
+        return
+    # One cursor for all: a line at the step, through the curves and the cells.
+    cursor = {"showspikes": True, "spikemode": "across", "spikesnap": "data", "spikethickness": 1}
+    figure.update_xaxes(**cursor, spikecolor=GAP)
     inner = figure.layout.height - TOOLBAR - ROOM_OF_STEPS
     total = inner + len(curves) * (_CURVE_HEIGHT + _CURVE_GAP)
     figure.update_layout(height=total + TOOLBAR + ROOM_OF_STEPS, yaxis={"domain": [0, inner / total]})
-    for place, (name, series) in enumerate(curves):
-        steps, values = (np.asarray(part, np.float64) for part in zip(*series, strict=True))
+    for place, (name, parts) in enumerate(curves):
+        steps, values = (np.asarray(part, np.float64) for part in zip(*parts, strict=True))
         hover = f"{fmt.html(name)} %{{y:{fmt.d3_format(values)}}}<br>step %{{customdata:,d}}"
         at = np.interp(steps, axis.steps, axis.centres)
         more: dict[str, Any] = {"yaxis": f"y{place + 2}", "customdata": steps, "showlegend": False}

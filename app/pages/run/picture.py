@@ -112,7 +112,7 @@ def sentence(shown: Subject, tensors: Sensitivity, level: str) -> None:
 
     text = remembered("map.sentence", tensors, (str(shown.path), level), describe)
     if text:
-        st.markdown(f"**{fmt.markdown(text)}**")
+        st.markdown(f"**{fmt.markdown(fmt.joined(text))}**")
 
 
 def lines(view: View, ticked: Sequence[str]) -> None:

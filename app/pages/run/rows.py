@@ -24,10 +24,7 @@ from numpy.typing import NDArray
 _TABLE = "map.table"
 FILTER = "row_filter"
 
-ORDERS: Mapping[str, str] = {
-    "forward": "Model's order",
-    "share": "Largest share first",
-}
+ORDERS: Mapping[str, str] = {"forward": "Model's order", "share": "Largest share first"}
 """Orders of the rows."""
 
 COLOURS: Mapping[str, str] = {
@@ -266,7 +263,6 @@ def show_table(view: View, ticked: Sequence[str]) -> None:
         _TABLE,
         [place for place, name in enumerate(names) if name in ticked],
         picked,
-        several=True,
         height=_TABLE_HEIGHT,
     )
     if len(view.nodes) > _MAX_ROWS:

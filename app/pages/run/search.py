@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import streamlit as st
@@ -12,11 +13,7 @@ from inshrink_app.model import Subject
 from inshrink_app.pages.run.board import Board, edit_bits
 from inshrink_app.services import Chosen, EvaluatorCode
 from inshrink_app.widgets import fmt, job_card
-from inshrink_app.widgets.choices import (
-    codec_labels,
-    ends_of_range,
-    one_of_many,
-)
+from inshrink_app.widgets.choices import codec_labels, ends_of_range, one_of_many
 
 from inshrink_core.request import listed
 from inshrink_core.verbs.search import Search
@@ -122,9 +119,22 @@ def _result(board: Board, job: Job) -> None:
         figures.append(f"restore cost {fmt.percent(best.restore_cost)}")
     with st.container(horizontal=True, vertical_alignment="center"):
         text = f"Search result: {best.label} · {', '.join(figures)} · {took}."
-        st.caption(fmt.markdown(text), width="content")
+        notes = fmt.markdown(" ".join(map(fmt.sentence, _notes(report))))
+        st.caption(fmt.markdown(text), width="content", help=notes or None)
         if board.now.config != best.config:
             args = (board.shown, dict(best.config), "the search")
             st.button("Take it", icon=":material/star:", key="search.take", on_click=edit_bits, args=args)
-    if notes := " ".join(map(fmt.sentence, services.notes_of(report))):
-        st.caption(fmt.markdown(notes))
+
+
+def _notes(report: Mapping[str, Any]) -> Iterator[str]:
+    """Yield notes on a finished search: the deciding step, the default's size, and the engine's notes."""
+    if binding := report.get("binding"):
+        figure, usage = str(binding["figure"]).replace("_", " "), fmt.percent(binding["usage"])
+        yield f"step {binding['step']} decides: its {figure} takes {usage} of the bound"
+    if (default := report.get("default")) and report.get("target_ratio") is None:
+        check = "keeps the bounds" if default["keeps"] else "breaks them"
+        yield f"the default stores {fmt.ratio(default['ratio_weights'])} of the weights, and {check}"
+    yield from map(str, report.get("notes", ()))
+    if not_discriminative := report.get("not_discriminative"):
+        few, total = fmt.counted(len(not_discriminative), "step"), fmt.count(len(report["steps"]))
+        yield f"at {few} of {total} the weights hardly moved: the previous checkpoint keeps the bound, too"

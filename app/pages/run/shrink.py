@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +11,11 @@ import streamlit as st
 from inshrink_app import services, state
 from inshrink_app.jobs import Requests
 from inshrink_app.model import Problem
-from inshrink_app.pages.run.board import MEASURED, Board
+from inshrink_app.pages.run.board import MEASURED, Board, Figures, edit_bits, undo_bits
 from inshrink_app.pages.run.shrinking import KEEPS, Written
 from inshrink_app.widgets import fmt, job_card, problem
 from inshrink_app.widgets.layout import answer
-from inshrink_app.widgets.quality import COSTS
+from inshrink_app.widgets.quality import COSTS, HELPS, bound_text
 
 _MAX_PROBLEMS = 5
 
@@ -52,8 +54,12 @@ def _size(board: Board) -> None:
     if now is None or now.nbytes is None:
         st.markdown(f"#### {before}")
         return
-    about = "" if now.basis == MEASURED else "about "
-    st.markdown(f"#### {before} → {about}{fmt.size(now.nbytes)} · {fmt.ratio(now.ratio)}")
+    st.markdown(f"#### {before} → {_about(board)}{fmt.size(now.nbytes)} · {fmt.ratio(now.ratio)}")
+
+
+def _about(board: Board) -> str:
+    """Return ``about`` for a size, unless it is that of the written archive."""
+    return "" if board.written is not None and board.written.is_of(board) else "about "
 
 
 def _keep(board: Board) -> None:
@@ -76,7 +82,7 @@ def _keep(board: Board) -> None:
     if board.is_by_hand:
         bits = f"Bits: {fmt.markdown(now.origin or 'by hand')}."
     elif board.is_bounded:
-        bits = f"Each step: {now.bound.text}."
+        bits = f"Each step: {bound_text(now.bound)}."
     elif now.keep != "exact":
         bits = "Default settings."
         if now.bound.kind != "none":
@@ -144,10 +150,63 @@ def _result(board: Board, made: Written) -> None:
         warning = f"{name} is intact ({size}), but {exceeds}."
         st.warning(warning, icon=":material/warning:")
     else:
-        st.success(f"{name}: {size}. Decoded and compared.", icon=":material/check_circle:")
+        old = "" if made.is_new else " It held every step already, so nothing was written anew."
+        st.success(f"{name}: {size}. Decoded and compared.{old}", icon=":material/check_circle:")
     with st.container(horizontal=True):
         if st.button("Open in Archives", icon=":material/inventory_2:", key="shrink.open"):
             state.go_to("archives", archive=str(chain.path), panel="frames")
         compare: dict[str, Any] = {"icon": ":material/compare_arrows:", "type": "tertiary"}
         if made.comparison is not None and st.button("Compare", key="shrink.compare", **compare):
             state.go_to("archives", archive=str(chain.path), panel="compare")
+
+
+_FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {
+    "nbytes": ("Archive", fmt.size),
+    "ratio": ("Ratio", fmt.ratio),
+    "bits": ("Bits", fmt.value),
+    **{kind: (cost.label, cost.text) for kind, cost in COSTS.items()},
+}
+
+
+def show_strip(board: Board) -> None:
+    """Draw the strip: figures, *Undo*, and *Automatic*, which returns the choice to the bound."""
+    now, before = board.figures, None
+    if board.now.before and board.is_by_hand:
+        before = board.figures_of(board.now.before[-1][0])
+    with st.container(key="strip"), st.container(horizontal=True, vertical_alignment="center", gap="small"):
+        if now is not None:
+            _figures(board, now, before)
+        look: dict[str, Any] = {"type": "tertiary", "args": (board.shown,)}
+        with st.container(horizontal=True, horizontal_alignment="right", gap="small", key="undo"):
+            look |= {"icon": ":material/undo:", "disabled": not board.now.before}
+            tip = "Takes back the last change of bits (u)."
+            st.button("Undo", key="strip.undo", on_click=undo_bits, help=tip, **look)
+        if board.now.config:
+            look |= {"icon": ":material/auto_mode:", "args": (board.shown, {}), "disabled": False}
+            tip = "Each step gets the bits that keep the bound."
+            st.button("Automatic", key="strip.automatic", on_click=edit_bits, help=tip, **look)
+
+
+def _figures(board: Board, now: Figures, before: Figures | None) -> None:
+    """Draw the known figures, and whether they are measured or estimated."""
+    bound = board.now.bound
+    is_kept = bound.is_kept(bound.of(now))
+    for name, (label, text) in _FIGURES.items():
+        value, earlier = getattr(now, name), getattr(before, name, None)
+        if value is None or (name == "divergence" != bound.kind):
+            continue
+        change = ""
+        if (
+            earlier is not None
+            and text(value) != text(earlier)
+            and not math.isclose(value, earlier, rel_tol=1e-3)
+        ):
+            change = f" :small[({'+' if value > earlier else '−'}{text(abs(value - earlier))})]"
+        about = _about(board) if name == "nbytes" else ""
+        shown = f"{about}{text(value)}" if is_kept or name != bound.kind else f":red[{text(value)}]"
+        st.markdown(f":small[{label}] **{shown}**{change}", width="content", help=HELPS.get(name))
+    is_measured = now.basis == MEASURED
+    icon = ":material/check:" if is_measured else ":material/calculate:"
+    st.badge(now.basis, icon=icon, color="green" if is_measured else "gray")
+    if not is_kept:
+        st.badge("beyond the bound", icon=":material/warning:", color="red")

@@ -85,8 +85,8 @@ class Intent:
         fields: dict[str, Any] = {"codec": keep.codec, "optimizer": keep.optimizer}
         if self.is_by_hand:
             fields |= {"codec": str(config["codec"]), "config": engine_settings(config) or None}
-        elif self.is_bounded:
-            fields |= self.now.bound.fields
+        elif self.is_bounded and self.evaluator is not None:
+            fields |= self.now.bound.fields | self.evaluator.fields
         return chain_export(self.shown, self.shown.steps, **fields)
 
     def requests(self, target: str) -> list[Request[Any]]:
@@ -95,8 +95,7 @@ class Intent:
         Without an evaluator, and for exact archives, the comparison is tensor by tensor.
         """
         evaluator, path = self.evaluator, str(self.shown.path)
-        judging = evaluator.fields if evaluator is not None and self.is_bounded else {}
-        written = self.archive.placed(target, **judging)
+        written = self.archive.placed(target)
         if evaluator is None or self.now.keep == "exact":
             return [*written, Verify(target, deep=True, against=path)]
         # With a bound, every step is measured while it is written, so the comparison is already known.
@@ -161,12 +160,15 @@ class Written(NamedTuple):
         The report of decoding it.
     unreadable
         Checkpoints of the run that the archive lacks, with reasons; they do not count as problems.
+    is_new
+        Whether the job wrote any step; the archive may have held all of them.
     """
 
     chain: ChainReport
     asked: Mapping[str, Any]
     verified: Mapping[str, Any]
     unreadable: Mapping[str, str]
+    is_new: bool = True
 
     @classmethod
     def by(cls, job: Job | None) -> Written | None:
@@ -179,7 +181,8 @@ class Written(NamedTuple):
         rows = (row for document in documents for row in document.get("unreadable", ()))
         unreadable = {row["path"]: row["reason"] for row in rows}
         try:
-            return cls(chain_of(str(target)), job.work.documents[0], documents[1], unreadable)
+            chain, is_new = chain_of(str(target)), bool(documents[0].get("appended", True))
+            return cls(chain, job.work.documents[0], documents[1], unreadable, is_new)
         except ServiceError:
             return None
 

@@ -39,12 +39,14 @@ def show(shown: Subject, table: Sensitivity, tensor: str, step: int) -> None:
     st.markdown(f":small[{why(shown, table, seen)}]")
     st.caption(_stored(seen))
     views = _VIEWS if len(table.steps) > 1 else {"values": _VIEWS["values"]}
-    view = one_of_few("panel", "Figure", "view", views, next(iter(views)), label_visibility="collapsed")
+    with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center"):
+        view = one_of_few("panel", "Figure", "view", views, next(iter(views)), label_visibility="collapsed")
+        with st.container(width="content"):
+            _take_away(seen)
     if view == "time":
         _over_time(shown, seen)
     else:
         _histogram(shown, seen)
-    _take_away(seen)
 
 
 def why(shown: Subject, table: Sensitivity, seen: Anatomy) -> str:

@@ -10,13 +10,7 @@ import plotly.graph_objects as go
 from inshrink_app.pages.run.heatmap import StepAxis
 from inshrink_app.theme import CATEGORICAL, GAP, MARK, SEQUENTIAL
 from inshrink_app.widgets import fmt
-from inshrink_app.widgets.figures import (
-    count_ticks,
-    few_ticks,
-    lay_out,
-    steps_axis,
-    title,
-)
+from inshrink_app.widgets.figures import count_ticks, few_ticks, lay_out, steps_axis, title
 from numpy.typing import NDArray
 
 from inshrink_core.analysis.anatomy import Anatomy
@@ -96,10 +90,7 @@ def histogram_figure(seen: Anatomy) -> go.Figure:
     figure.update_layout(barmode="stack", bargap=0, hovermode="closest")
     figure.update_xaxes(title=title("Value"), showgrid=False, nticks=7)
     figure.update_yaxes(
-        title=title("Values in a bin"),
-        range=[0, top * 1.08],
-        automargin=True,
-        **count_ticks(top),
+        title=title("Values in a bin"), range=[0, top * 1.08], automargin=True, **count_ticks(top)
     )
     return figure
 

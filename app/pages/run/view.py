@@ -9,13 +9,13 @@ import streamlit as st
 from inshrink_app import services, state
 from inshrink_app.jobs import Job, Requests
 from inshrink_app.model import ASK_ABOVE_BYTES, METRICS, Page, Sensitivity, Subject
-from inshrink_app.pages.run import ahead, bits, changes, picture, rows, search, shrink, strip, tensor
+from inshrink_app.pages.run import bits, changes, picture, rows, search, shrink, tensor
 from inshrink_app.pages.run import board as boards
 from inshrink_app.pages.run import selection as chosen
 from inshrink_app.pages.run.board import Board
 from inshrink_app.pages.run.rows import Look, View
 from inshrink_app.pages.run.selection import Selection
-from inshrink_app.widgets import ending, fmt, job_card, listing, modules, problem, subject, tables
+from inshrink_app.widgets import ending, fmt, header, job_card, listing, modules, problem
 from inshrink_app.widgets.choices import one_of_few
 from inshrink_app.widgets.layout import answer, remembered, section
 
@@ -30,9 +30,9 @@ _NAME_WIDTH = 40
 
 def render() -> None:
     """Draw the place. Each part has its own container, so that a changing part moves no other."""
-    header, notices, place = (st.container() for _ in range(3))
-    with header:
-        shown = subject.require("Run", watched=True)
+    head, notices, place = (st.container() for _ in range(3))
+    with head:
+        shown = header.require("Run", watched=True)
     if shown is None:
         return
     with notices:
@@ -64,7 +64,7 @@ def _archive(shown: Subject) -> None:
 def _place(shown: Subject) -> None:
     """Draw everything below the header as a fragment, so that a click redraws only this part."""
     if state.was_clicked():
-        ahead.warm_up()
+        services.warm_up()
     left, right = st.columns([5, 2], gap="medium")
     controls, notices, figure, progress, below = (left.container() for _ in range(5))
     card, panel = (right.container() for _ in range(2))
@@ -92,7 +92,7 @@ def _place(shown: Subject) -> None:
         with card:
             requests = shrink.show(board)
         with strip_place:
-            strip.show(board)
+            shrink.show_strip(board)
     with panel:
         _panel(view, found)
     chosen.publish(found, ticked)
@@ -219,8 +219,7 @@ def _drawer(view: View, board: Board | None, found: Selection | None, requests: 
     bare: dict[str, Any] = {"label_visibility": "collapsed"}
     name = one_of_few("run", "Drawer", "drawer", offered, next(iter(offered)), **bare)
     if name == "bits" and board is not None:
-        names = [row.name for row in view.tensors.rows]
-        bits.show(board, view.nodes, names, chosen.ticked(str(shown.path)))
+        bits.show(board, view)
     elif name == "table":
         _table(view)
     elif name == "code":
@@ -237,9 +236,9 @@ def _table(view: View) -> None:
         rows.show_table(view, chosen.ticked(str(view.shown.path)))
         return
     matches = modules.matching([row.name for row in view.shown.tensors], view.look.pattern)
-    table = tables.tensors([row for row in view.shown.tensors if row.name in matches])
+    table = listing.tensors([row for row in view.shown.tensors if row.name in matches])
     listing.show(table, "tensors", alt="Tensors with role, layer type, dtype, shape and size")
-    for title, sizes in tables.sizes(view.shown).items():
+    for title, sizes in listing.sizes(view.shown).items():
         parts = " · ".join(f"{name} {fmt.size(n)}" for name, n, _ in sizes.itertuples(index=False))
         st.caption(fmt.markdown(f"{title}: {parts}"))
 
