@@ -97,7 +97,6 @@ def test_code_that_changed_after_consent_is_not_executed(archived, tmp_path):
     marker = with_evaluator(archived)
     shown = services.load_subject(str(archived))
     judge = services.evaluator_of(shown)
-    assert judge is not None
     (archived / "judge.py").write_text("raise SystemExit")
     archive = archived.with_name("run.inshrink")
     own = services.comparison(shown, [archive], (10,), judge)
@@ -109,9 +108,7 @@ def test_code_that_changed_after_consent_is_not_executed(archived, tmp_path):
     assert not marker.exists()
 
 
-def test_an_evaluator_named_by_a_relative_path_is_looked_for_in_the_run_and_auto_is_no_path(
-    archived, monkeypatch
-):
+def test_an_evaluator_is_looked_for_in_the_run_and_auto_is_no_path(archived, monkeypatch):
     (archived / "own.py").write_text("def evaluate(state):\n    return {'loss': 1.0}\n")
     monkeypatch.chdir("/")
     shown = services.load_subject(str(archived))
@@ -124,14 +121,12 @@ def test_an_evaluator_named_by_a_relative_path_is_looked_for_in_the_run_and_auto
 
 
 def test_the_bundled_evaluator_needs_no_consent_and_a_changed_copy_does(root):
-    judge = services.evaluator_of(services.load_subject(str(SAMPLE)))
-    assert judge.is_bundled
+    assert services.evaluator_of(services.load_subject(str(SAMPLE))).is_bundled
     copy = root / "digits-cnn"
     shutil.copytree(SAMPLE, copy, ignore=shutil.ignore_patterns("step_*", ".inshrink", "__pycache__"))
     shutil.copy(SAMPLE / "step_000010.pt", copy)
     (copy / "evaluator.py").write_text("import os\n")
-    changed = services.evaluator_of(services.load_subject(str(copy)))
-    assert not changed.is_bundled
+    assert not services.evaluator_of(services.load_subject(str(copy))).is_bundled
 
 
 def test_an_evaluator_outside_of_the_run_is_refused(archived):
@@ -221,13 +216,10 @@ def test_a_comparison_at_work_shows_what_it_has_found_so_far(archived, jobs):
     assert charts(app.run()) == 2
 
 
-def test_the_numbers_are_those_of_the_command_line_and_a_second_attempt_measures_nothing_again(
-    archived, tmp_path
-):
+def test_numbers_are_those_of_the_command_line_and_nothing_is_measured_twice(archived, tmp_path):
     marker = with_evaluator(archived)
     shown = services.load_subject(str(archived))
     judge = services.evaluator_of(shown)
-    assert judge is not None
     archive = archived.with_name("run.inshrink")
     words = services.comparison(shown, [archive], STEPS, judge)
     job = work(tmp_path, words, trusted=judge.trusted)

@@ -250,9 +250,7 @@ def test_another_export_does_not_go_on_with_what_this_one_left(archived, jobs):
 
 
 @pytest.mark.parametrize("layout", ["packed", "safetensors"])
-def test_the_lines_that_load_a_part_of_a_model_refuse_all_that_lacks_but_what_was_left_out(
-    archived, jobs, layout
-):
+def test_the_lines_that_load_a_part_refuse_what_lacks_but_was_not_left_out(archived, jobs, layout):
     target, archive = archived.with_name("part"), archived.with_name("run.inshrink")
     weights = {"exact": True, "layout": layout, "without": ("*.bias",)}
     report = inshrink_core.verbs.export(archive, target, step=20, weights_only=True, **weights)
