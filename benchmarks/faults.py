@@ -136,7 +136,7 @@ def apply(source: str, fault: Fault) -> str:
 def failing(copied: Path, package: str, *options: str) -> list[str]:
     """Run a package's tests in a copy of the tree, and return those that fail."""
     command = [sys.executable, "-m", "pytest", "-q", "-n0", "--hypothesis-seed=0"]
-    paths = os.pathsep.join((str(copied), os.environ.get("PYTHONPATH", "")))
+    paths = os.pathsep.join(filter(None, (str(copied), os.environ.get("PYTHONPATH"))))
     environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     try:
         done = subprocess.run(
