@@ -320,8 +320,8 @@ def _described(rows: Rows, verb: str, known: dict[Any, str]) -> str:
         elif within and (first := known.setdefault(within, verb)) != verb:
             listed = {name: item for name, item in listed.items() if name not in inside}
             listed[key] = row._replace(meaning=f"{row.meaning}; its keys are those [of `{first}`](#{first})")
-    others = "; ".join(f"[`{name}`](#{name}): {code(keys)}" for name, keys in earlier.items())
-    return _key_table(listed) + (f"\n\nAnd, as in the document of {others}." if others else "")
+    others = "; ".join(f"{code(keys)} (see [`{name}`](#{name}))" for name, keys in earlier.items())
+    return _key_table(listed) + (f"\n\nAlso {others}." if others else "")
 
 
 def reference() -> str:

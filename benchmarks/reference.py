@@ -153,7 +153,7 @@ def options(verb: str) -> str:
         parts += [head + table(("option", "meaning"), rows)] if rows else []
     also = [f"`{field.names[0]}`" for field in listed if _key(field) in common]
     if also:
-        parts.append(f"And, as [other verbs](#common-to-all-verbs): {', '.join(also)}.")
+        parts.append(f"Also the [common options](#common-to-all-verbs) {', '.join(also)}.")
     return "\n\n".join(parts)
 
 
