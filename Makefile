@@ -54,7 +54,7 @@ test-integrations: wheel  ## Test the adapters with the real libraries, installe
 	$(PYTHON) -m venv $(INTEGRATIONS)
 	$(INTEGRATIONS)/bin/python -m pip install --quiet --constraint requirements.lock \
 		"$$(ls -t dist/inshrink-*.whl | head -1)[hf,hub,lightning,mlflow,ray,remote,wandb]" "ray[train]" peft pytest \
-		pytest-timeout tyro
+		pytest-timeout hypothesis tyro
 	# A server of S3, apart: under the constraints pip tries hundreds of versions.
 	$(INTEGRATIONS)/bin/python -m pip install --quiet "moto[server]"
 	# Of what torchtitan asks for, its checkpoint manager needs these.

@@ -1,11 +1,10 @@
-"""One thread of PyTorch for each test process, and a home of their own for tests and what they start.
+"""One thread of PyTorch for each test process, and an empty home folder for tests and their subprocesses.
 
-Several workers share few cores. Where threads outnumber cores, OpenMP's threads spin at every barrier
-while the one they wait for is not running, and most of the processor time is lost to that. Set before
-anything imports torch; what is promised for several threads sets their number itself.
+The number of threads is set before anything imports torch. With more threads than cores, OpenMP's threads
+spin at barriers; tests of several threads set the number themselves.
 
-What a reader's explorer or search has left in the user's folders is not there for a test, nor what another
-test leaves: the bundled samples' results lie there.
+The home folder changes with each test, so that no test sees the results of the user's explorer, or those
+of another test.
 """
 
 import os
