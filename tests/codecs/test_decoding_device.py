@@ -35,7 +35,7 @@ def test_a_keyframe_is_decoded_on_the_device(monkeypatch, name, settings, device
         raise ReachedError(arguments[-1].type)
 
     spec, block, _ = encoded(name, settings)
-    monkeypatch.setattr(rans, "read_stream", kernel)
+    monkeypatch.setattr(rans, "_parse_blocks", kernel)
     with pytest.raises(ReachedError) as raised:
         codec_for_block(block.codec).decode(spec, block, None, device)
     assert raised.value.args == (device,)
@@ -47,7 +47,7 @@ def test_a_device_without_the_memory_is_told_with_the_other_choice(monkeypatch, 
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
 
     spec, block, _ = encoded(name, settings)
-    monkeypatch.setattr(rans, "read_stream", kernel)
+    monkeypatch.setattr(rans, "_parse_blocks", kernel)
     with pytest.raises(TooLargeError, match="--device cpu"), enough_memory(spec, "meta"):
         codec_for_block(block.codec).decode(spec, block, None, "meta")
     with pytest.raises(TooLargeError, match="close other programs"), enough_memory(spec):
