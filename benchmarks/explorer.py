@@ -25,6 +25,7 @@ import torch
 
 from benchmarks.results import write
 from benchmarks.screenshots import CHROMIUM_ARGUMENTS, EXPLORER, chromium, served
+from benchmarks.verbs import write_run
 
 PARTS = ("attn.qkv", "attn.proj", "mlp.up", "mlp.down")
 N_BLOCKS, N_STEPS, N_SMALL_STEPS = 100, 200, 50
@@ -62,16 +63,11 @@ INSIDE = (
 )
 
 
-def write_run(directory: Path, n_blocks: int, n_steps: int) -> None:
-    """Write a run of so many blocks and steps."""
+def blocks(n: int) -> dict[str, torch.Tensor]:
+    """Return the weights of so many blocks."""
     generator = torch.Generator().manual_seed(0)
-    names = [f"blocks.{i}.{part}.weight" for i in range(n_blocks) for part in PARTS]
-    state = {name: 0.05 * torch.randn(SIDE, SIDE, generator=generator) for name in names}
-    directory.mkdir()
-    for step in range(1, n_steps + 1):
-        for name, weight in state.items():
-            state[name] = weight + 1e-3 * torch.randn(SIDE, SIDE, generator=generator)
-        torch.save({"model": state, "step": 100 * step}, directory / f"step_{100 * step}.pt")
+    names = [f"blocks.{i}.{part}.weight" for i in range(n) for part in PARTS]
+    return {name: 0.05 * torch.randn(SIDE, SIDE, generator=generator) for name in names}
 
 
 def measure_run(folder: Path) -> None:
@@ -124,8 +120,9 @@ def measure(browser: Any, scratch: Path, quick: bool) -> dict[str, list[float]]:
     small, large, plain = (scratch / name for name in ("small", "large", "plain"))
     for folder in (small, large, plain):
         folder.mkdir()
-    write_run(small / "run", 10, N_SMALL_STEPS)
-    write_run(large / "run", *((4, 5) if quick else (N_BLOCKS, N_STEPS)))
+    n_blocks, n_steps = (4, 5) if quick else (N_BLOCKS, N_STEPS)
+    write_run(small / "run", blocks(10), moments=False, n_steps=N_SMALL_STEPS)
+    write_run(large / "run", blocks(n_blocks), moments=False, n_steps=n_steps)
     measure_run(large)
     (plain / "page.py").write_text(ONE_CHART)
     found, places = defaultdict[str, list[float]](list), random.Random(0)

@@ -39,6 +39,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import reference
+from benchmarks.verbs import write_run
 from inshrink_core.request import fields_of
 
 ROOT = Path(__file__).parents[1]
@@ -228,7 +229,7 @@ def _flows() -> dict[str, int]:
 
     with tempfile.TemporaryDirectory() as folder:
         run, archive = Path(folder, "run"), Path(folder, "a.inshrink")
-        _write_run(run)
+        write_run(run, {"weight": torch.randn(256, 256)}, moments=True, n_steps=2)
 
         def write() -> None:
             inshrink_core.compress(run, archive, threads=1)
@@ -245,19 +246,6 @@ def _flows() -> dict[str, int]:
     return functions | {
         f"files from {flow}": len({place.file for place in places}) for flow, places in flows.items()
     }
-
-
-def _write_run(folder: Path) -> None:
-    """Write a run of one weight with Adam's state."""
-    folder.mkdir()
-    torch.manual_seed(0)
-    layer = torch.nn.Linear(256, 256, bias=False)
-    optimizer = torch.optim.Adam(layer.parameters())
-    for step in (1, 2):
-        layer(torch.randn(32, 256)).square().sum().backward()
-        optimizer.step()
-        content = {"model": layer.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
-        torch.save(content, folder / f"step_{step}.pt")
 
 
 def main(arguments: list[str]) -> int:

@@ -93,7 +93,7 @@ def _work(folder: Path, arguments: argparse.Namespace) -> int:
     import torch
 
     from benchmarks.crash.judging import observed
-    from benchmarks.crash.prove import prove
+    from benchmarks.crash.plants import prove
     from benchmarks.crash.report import Work
     from benchmarks.crash.shim import Shim
     from benchmarks.crash.verbs import LinearEvaluator

@@ -7,14 +7,13 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from multiprocessing import Pipe
 from multiprocessing.connection import wait
 from typing import Final, NamedTuple
 
-from benchmarks.fuzz import judging, scratch
-from benchmarks.fuzz.judging import Limits, Record
+from benchmarks.fuzz import judging
+from benchmarks.fuzz.judging import Limits, Worker
 from benchmarks.fuzz.target import BAD, Target, Verdict, case_rng
 
 _BATCH_SECONDS: Final = 0.5
@@ -127,47 +126,30 @@ def limits_of(target: Target, limits: Limits) -> Limits:
     return limits._replace(cpu_seconds=cpu, memory_nbytes=memory)
 
 
-class _Worker:
-    """A process that runs one batch, and what is known of it from outside."""
+class _BatchWorker(Worker):
+    """A process that runs one batch."""
 
     def __init__(self, target: Target, seed: int, batch: _Batch, limits: Limits) -> None:
-        self.target, self.batch, self.limits = target, batch, limits
-        self.record = Record()
-        self.reports, theirs = Pipe(duplex=False)
-
-        def work() -> None:
-            self.reports.close()
-            judging.confine(limits)
-            theirs.send(_run_batch(target, seed, batch, limits, self.record, theirs.send))
-
-        self.pid = judging.spawn(work, self.record)
-        theirs.close()
-
-    def end(self) -> None:
-        """Free what it held."""
-        self.reports.close()
-        self.record.close()
-        scratch.forget(self.pid)
+        self.target, self.batch = target, batch
+        super().__init__(lambda worker: _run_batch(worker, target, seed, batch), limits)
 
 
-def _run_batch(
-    target: Target, seed: int, batch: _Batch, limits: Limits, record: Record, report: Callable[[_Bad], None]
-) -> _Done:
+def _run_batch(worker: Worker, target: Target, seed: int, batch: _Batch) -> None:
     counts: Counter[str] = Counter()
     begun, cpu, slowest, case = time.monotonic(), time.process_time(), 0.0, batch.first
-    record.count(counts)
-    judging.bound_memory(limits)
+    worker.count(counts)
+    judging.bound_memory(worker.limits)
     while case < batch.end and time.monotonic() - begun < _BATCH_SECONDS:
-        record.begin(case)
+        worker.begin(case)
         verdict = judging.judge(target, input_of(target, seed, case))
         slowest = max(slowest, verdict.cpu_seconds)
         if verdict.bad:
-            report(_Bad(case, verdict))
+            worker.report(_Bad(case, verdict))
         counts[verdict.kind] += 1
-        record.count(counts)
+        worker.count(counts)
         case += 1
-    record.end()
-    return _Done(case, time.process_time() - cpu, slowest)
+    worker.end()
+    worker.report(_Done(case, time.process_time() - cpu, slowest))
 
 
 def input_of(target: Target, seed: int, case: int) -> bytes:
@@ -201,7 +183,7 @@ class Fuzzer:
         self.campaign = Campaign(seed, {target.name: Tally() for target in targets})
         self._next = [-len(target.seeds()) for target in self._targets]
         self._again: list[_Batch] = []
-        self._workers: list[_Worker] = []
+        self._workers: list[_BatchWorker] = []
         self._most_cases: int | None = None
 
     def run(self, seconds: float | None, cases: int | None = None) -> Campaign:
@@ -218,7 +200,7 @@ class Fuzzer:
                 while len(self._workers) < self._n_workers and not over and (batch := self._next_batch()):
                     target = self._targets[batch.target]
                     limits = limits_of(target, self._limits)
-                    self._workers.append(_Worker(target, self.campaign.seed, batch, limits))
+                    self._workers.append(_BatchWorker(target, self.campaign.seed, batch, limits))
                 if not self._workers:
                     return self.campaign
                 self._listen()
@@ -226,7 +208,7 @@ class Fuzzer:
             for worker in self._workers:
                 os.kill(worker.pid, signal.SIGKILL)
                 os.waitpid(worker.pid, 0)
-                worker.end()
+                worker.close()
 
     def _next_batch(self) -> _Batch | None:
         """Return cases of the target that has had the least time."""
@@ -256,18 +238,18 @@ class Fuzzer:
         for worker in tuple(self._workers):
             if worker.reports in ready:
                 self._take(worker)
-            elif worker.record.overrun(worker.pid, worker.limits):
+            elif worker.overrun():
                 self._stop(worker)
 
-    def _take(self, worker: _Worker) -> None:
+    def _take(self, worker: _BatchWorker) -> None:
         """Take in one report, or the end of a worker that died: at a case, or between two."""
         try:
             report: _Bad | _Done = worker.reports.recv()
         except EOFError:
             status = os.waitpid(worker.pid, 0)[1]
-            case = worker.record.case()
+            case = worker.case()
             if case is not None:
-                verdict = judging.crash_verdict(worker.target.name, status, worker.record.frames())
+                verdict = judging.crash_verdict(worker.target.name, status, worker.frames())
                 self._note(worker.target, case, verdict)
             self._finished(worker, worker.batch.first if case is None else case + 1)
             return
@@ -280,10 +262,10 @@ class Fuzzer:
         tally.slowest_seconds = max(tally.slowest_seconds, report.slowest_seconds)
         self._finished(worker, report.end)
 
-    def _stop(self, worker: _Worker) -> None:
+    def _stop(self, worker: _BatchWorker) -> None:
         """End a worker whose case does not end."""
-        case = worker.record.case()
-        frames = judging.stop(worker.pid, worker.record)
+        case = worker.case()
+        frames = worker.stop()
         while worker.reports.poll():
             try:
                 report = worker.reports.recv()
@@ -296,17 +278,17 @@ class Fuzzer:
             self._tally(worker.batch.target).cpu_seconds += worker.limits.cpu_seconds
         self._finished(worker, worker.batch.first if case is None else case + 1)
 
-    def _finished(self, worker: _Worker, end: int) -> None:
+    def _finished(self, worker: _BatchWorker, end: int) -> None:
         """Count the cases of a batch that came to no harm, and put back those that were not run."""
         batch = worker.batch
-        harmless = {kind: n for kind, n in worker.record.counts().items() if n and kind not in BAD}
+        harmless = {kind: n for kind, n in worker.counts().items() if n and kind not in BAD}
         self._tally(batch.target).counts.update(harmless)
         if end < batch.end and batch.end == self._next[batch.target]:
             self._next[batch.target] = end
         elif end < batch.end:
             self._again.append(batch._replace(first=end))
         self._workers.remove(worker)
-        worker.end()
+        worker.close()
 
     def _note(self, target: Target, case: int, verdict: Verdict) -> None:
         """Note a defect; what depends on the state of a process is looked at again in a fresh one."""

@@ -18,7 +18,6 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from multiprocessing import Pipe
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -156,13 +155,48 @@ def project_frames(stack: Iterable[tuple[str, int, str]]) -> tuple[str, ...]:
     return tuple((engine or attack)[:_N_FRAMES])
 
 
-class Record:
-    """Which case a worker is at and since when, and what came of the others; it outlives the worker."""
+class Worker:
+    """A forked process that judges inputs, as seen from outside; what it notes outlives it.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    work
+        What it does, given this object; it ends then, come what may.
+    limits
+        What one input may cost.
+    """
+
+    def __init__(self, work: Callable[[Worker], None], limits: Limits) -> None:
+        self.limits = limits
         self._shared = mmap.mmap(-1, mmap.PAGESIZE)
-        self.stack = scratch.root() / f"stack-{os.getpid()}-{id(self)}"
+        self._stack = scratch.root() / f"stack-{os.getpid()}-{id(self)}"
         self.end()
+        self.reports, self._theirs = Pipe(duplex=False)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.pid = os.fork()
+        if self.pid:
+            self._theirs.close()
+            return
+        code = 1
+        try:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            # PyTorch makes its pool anew after a fork, and fails if two threads are the first to ask for it.
+            torch.set_num_threads(1)
+            logging.getLogger("inshrink_core").setLevel(logging.ERROR)  # millions of warnings tell nothing
+            self._watch_stack()
+            self.reports.close()
+            confine(limits)
+            work(self)
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+
+    def report(self, found: object) -> None:
+        """Send something, in the worker, to `reports`."""
+        self._theirs.send(found)
 
     def begin(self, case: int) -> None:
         """Note, in the worker, that a case begins."""
@@ -185,69 +219,48 @@ class Record:
         """Return what the cases of the batch came to."""
         return dict(zip(KINDS, _COUNTS.unpack_from(self._shared, _CASE.size), strict=True))
 
-    def overrun(self, pid: int, limits: Limits) -> bool:
+    def overrun(self) -> bool:
         """Tell whether the case under way has had more time than it may have."""
         case, cpu, wall = _CASE.unpack_from(self._shared)
         if case == _NO_CASE:
             return False
-        if time.monotonic() - wall > limits.wall_seconds:
+        if time.monotonic() - wall > self.limits.wall_seconds:
             return True
         try:
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         except OSError:
             return False
-        return (int(fields[11]) + int(fields[12])) / _TICK - cpu > limits.cpu_seconds
+        return (int(fields[11]) + int(fields[12])) / _TICK - cpu > self.limits.cpu_seconds
 
-    def watch_stack(self) -> None:
+    def _watch_stack(self) -> None:
         """Have, in the worker, its stack written where it crashes, or where it is asked for."""
-        file = self.stack.open("w")
+        file = self._stack.open("w")
         faulthandler.enable(file, all_threads=False)
         faulthandler.register(signal.SIGUSR1, file, all_threads=False)
 
     def frames(self) -> tuple[str, ...]:
         """Return the frames of the stack that was written; empty if none was."""
         try:
-            text = self.stack.read_text()
+            text = self._stack.read_text()
         except OSError:
             return ()
         found = re.findall(r'File "([^"]+)", line ([0-9]+) in (\S+)', text)
         return project_frames((name, int(line), function) for name, line, function in found) if found else ()
 
+    def stop(self) -> tuple[str, ...]:
+        """End a process that overran, and return where it was."""
+        os.kill(self.pid, signal.SIGUSR1)
+        time.sleep(0.2)
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+        return self.frames()
+
     def close(self) -> None:
-        """Remove the file of the stack."""
-        self.stack.unlink(missing_ok=True)
+        """Remove what it left."""
+        self.reports.close()
+        self._stack.unlink(missing_ok=True)
         self._shared.close()
-
-
-def spawn(work: Callable[[], None], record: Record) -> int:
-    """Fork a process that does the work and ends, come what may; return its id."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    pid = os.fork()
-    if pid:
-        return pid
-    code = 1
-    try:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        # PyTorch makes its pool anew after a fork, and fails where two threads are the first to ask for it.
-        torch.set_num_threads(1)
-        logging.getLogger("inshrink_core").setLevel(logging.ERROR)  # millions of warnings tell nothing
-        record.watch_stack()
-        work()
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        os._exit(code)
-
-
-def stop(pid: int, record: Record) -> tuple[str, ...]:
-    """End a process that overran, and return where it was."""
-    os.kill(pid, signal.SIGUSR1)
-    time.sleep(0.2)
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    return record.frames()
+        scratch.forget(self.pid)
 
 
 def hang_verdict(target: str, frames: tuple[str, ...], limits: Limits) -> Verdict:
@@ -266,35 +279,21 @@ def crash_verdict(target: str, status: int, frames: tuple[str, ...]) -> Verdict:
 
 def judge_alone(target: Target, data: bytes, limits: Limits) -> Verdict:
     """Judge one input in a process of its own."""
-    record = Record()
-    ours, theirs = Pipe(duplex=False)
 
-    def work() -> None:
-        ours.close()
-        confine(limits)
-        record.begin(0)
-        verdict = judge(target, data)
-        theirs.send(verdict)
-        theirs.close()
+    def work(worker: Worker) -> None:
+        worker.begin(0)
+        worker.report(judge(target, data))
 
-    pid = spawn(work, record)
-    theirs.close()
+    worker = Worker(work, limits)
     try:
-        return _awaited(target.name, pid, record, ours, limits)
+        while not worker.reports.poll(0.05):
+            if worker.overrun():
+                return hang_verdict(target.name, worker.stop(), limits)
+        verdict: Verdict = worker.reports.recv()
+    except EOFError:
+        return crash_verdict(target.name, os.waitpid(worker.pid, 0)[1], worker.frames())
+    else:
+        os.waitpid(worker.pid, 0)
+        return verdict
     finally:
-        ours.close()
-        record.close()
-        scratch.forget(pid)
-
-
-def _awaited(target: str, pid: int, record: Record, ours: Connection, limits: Limits) -> Verdict:
-    while True:
-        if ours.poll(0.05):
-            try:
-                verdict: Verdict = ours.recv()
-            except EOFError:
-                return crash_verdict(target, os.waitpid(pid, 0)[1], record.frames())
-            os.waitpid(pid, 0)
-            return verdict
-        if record.overrun(pid, limits):
-            return hang_verdict(target, stop(pid, record), limits)
+        worker.close()

@@ -17,22 +17,6 @@ def test_every_kind_of_difference_is_named():
     assert parity.differences(before, before) == []
 
 
-def test_what_archives_hold_is_told_from_how_it_is_written():
-    contents = {"a archive 1-100 blocks": "1", "a archive 1-100 values": "2", "a restored step.pt": "3"}
-    written = {"a archive frames/00000001-100.frame": "4", "a compress document": "5"}
-    assert parity._content(contents | written) == contents
-
-
-def test_a_commit_may_delete_lines_of_the_record_and_nothing_else(monkeypatch, tmp_path):
-    before = "a 1\nb 2\nc 3\n"
-    monkeypatch.setattr(parity, "_record_of", {"HEAD": before}.__getitem__)
-    record = tmp_path / "parity.txt"
-    for after, code in (("a 1\nc 3\n", 0), (before, 0), ("a 1\nb 9\n", 1), (before + "d 4\n", 1)):
-        record.write_text(after)
-        monkeypatch.setattr("sys.argv", ["parity", "--only-deletions", "HEAD", "--record", str(record)])
-        assert parity.main() == code
-
-
 def test_a_bucket_has_the_same_digests_twice_and_refusals_say_their_exit_codes():
     found = parity.measure(["bucket"])
     assert found == parity.measure(["bucket"])

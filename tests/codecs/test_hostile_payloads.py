@@ -9,8 +9,7 @@ import pytest
 import torch
 import zstandard
 
-from benchmarks.fuzz.payload_seeds import situations
-from benchmarks.fuzz.payloads import PayloadTarget
+from benchmarks.fuzz.payloads import PayloadTarget, situations
 from inshrink_core.checkpoint import TensorRole, TensorSpec
 from inshrink_core.codec import TensorInput, codec_names, enough_memory, get_codec
 from inshrink_core.codecs.exact import LosslessReference, decode_exact, encode_exact
