@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from inshrink_core.ops.cpu.distance import Distance
-
 _MEMORY: Final = 7
 """Peak memory of decoding one tensor over its size in bytes: values, state and temporaries.
 Measured for every lossy codec with tensors of 64 MB: 2.5 to 6.8."""
@@ -195,10 +193,10 @@ class TensorReference(ABC):
         """Return the decoded tensor and the context state of an exact delta, if there is any."""
         return self.decoded(), None
 
-    def distance(self, tensor: Tensor) -> Distance | None:
-        """Return how far a tensor is from the decoded one; None if this requires decoding.
+    def distance(self, tensor: Tensor) -> tuple[float, float] | None:
+        """Return the squared distance of a tensor from the decoded one, and the squared norm of the tensor.
 
-        The sums are those of `inshrink_core.ops.cpu.distance.squared_distance`.
+        None if this requires decoding. `inshrink_core.ops.cpu.distance.squared_distance` defines the sums.
         """
         return None
 

@@ -42,16 +42,13 @@ def read_varint(payload: bytes | memoryview, offset: int, max_bytes: int = _MAX_
     value = 0
     for i in range(max_bytes):
         if offset + i >= len(payload):
-            raise DamagedError("a number of variable length ends early", where=f"offset {offset}")
+            raise DamagedError(f"a number of variable length at offset {offset} ends early")
         byte = payload[offset + i]
         value |= (byte & 127) << 7 * i
         if byte < 128:
             return value, offset + i + 1
     raise DamagedError(
-        "a number of variable length is too long",
-        where=f"offset {offset}",
-        expected=f"at most {max_bytes} bytes",
-        found="more",
+        f"a number of variable length at offset {offset} is too long", expected=f"at most {max_bytes} bytes"
     )
 
 
@@ -72,8 +69,7 @@ def read_section(payload: memoryview, offset: int) -> tuple[memoryview, int]:
     length, at = read_varint(payload, offset)
     if length > len(payload) - at:
         raise DamagedError(
-            "a section is cut short",
-            where=f"offset {offset}",
+            f"a section at offset {offset} is cut short",
             expected=f"{length} bytes",
             found=str(len(payload) - at),
         )

@@ -11,10 +11,9 @@ import msgpack
 import zstandard
 
 from benchmarks.fuzz import sealing
-from benchmarks.fuzz.bytewise import EXTREMES, mutate_bytes
+from benchmarks.fuzz.mutations import EXTREMES, TEXTS, hostile_value, mutate_bytes, mutate_value
 from benchmarks.fuzz.runs import Files, special
 from benchmarks.fuzz.sealing import OpenFrame, bounded, packed
-from benchmarks.fuzz.values import TEXTS, hostile_value, mutate_value
 from inshrink_core.archive.layout import segment_path
 from inshrink_core.archive.manifest import MANIFEST_NAME
 from inshrink_core.frame import FrameKind

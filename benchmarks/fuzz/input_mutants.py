@@ -10,8 +10,7 @@ import struct
 import zipfile
 from typing import Any, Final
 
-from benchmarks.fuzz.bytewise import EXTREMES, mutate_bytes
-from benchmarks.fuzz.values import TEXTS, mutate_value
+from benchmarks.fuzz.mutations import EXTREMES, TEXTS, mutate_bytes, mutate_value
 
 _MAX_PICKLE_NBYTES: Final = 1 << 20
 """What of any pickle is promised within a second and 100 MB."""

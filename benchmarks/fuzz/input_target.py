@@ -1,8 +1,10 @@
-"""Attacks on runs: files of strangers are read, compressed and restored, or refused."""
+"""Attacks on what people give us: files of runs, pickles, configs and requests are read, or refused."""
 
 from __future__ import annotations
 
+import json
 import random
+import shlex
 import zlib
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -13,13 +15,17 @@ import msgpack
 import inshrink_core
 from benchmarks.fuzz import input_mutants, runs, scratch
 from benchmarks.fuzz.archive_target import command_line, state_digest
-from benchmarks.fuzz.bytewise import mutate_bytes
 from benchmarks.fuzz.judging import MAX_MESSAGE_CHARS
+from benchmarks.fuzz.mutations import mutate_bytes
 from benchmarks.fuzz.sealing import packed, packed_files, unpacked_files
 from benchmarks.fuzz.target import require
+from inshrink_core.cli.derived import read_request
 from inshrink_core.errors import InshrinkError
+from inshrink_core.evaluate import Executing
 from inshrink_core.formats import Run, open_run
 from inshrink_core.formats.torch.pickles import read_pickle
+from inshrink_core.plugins import VERBS, plugins
+from inshrink_core.request import read_document, request_from_json, request_of
 
 _MAX_ELEMENTS: Final = 1 << 20
 _STEP: Final = 10
@@ -203,6 +209,45 @@ class ConfigTarget:
         return "refused" if code else "different"
 
 
+@cache
+def _requests() -> tuple[bytes, ...]:
+    """Return the documents of the examples of every verb and mode."""
+    found = []
+    for verb in plugins(VERBS):
+        request = request_of(verb)
+        if request is None or not request.REPORTS or verb == "run":
+            continue
+        words = (shlex.split(example)[1:] for example in request.EXAMPLES)
+        found += [json.dumps(read_request(request, line).to_json()).encode() for line in words]
+    return tuple(found)
+
+
+class RequestTarget:
+    """Requests as ``inshrink run`` reads them; what they ask for is not performed."""
+
+    name = "requests"
+
+    def seeds(self) -> Sequence[bytes]:
+        """Return a request of each kind."""
+        return _requests()
+
+    def mutate(self, rng: random.Random) -> bytes:
+        """Return a request that someone else wrote."""
+        return input_mutants.mutate_json(rng, rng.choice(_requests()))
+
+    def execute(self, data: bytes) -> str:
+        """Read it; what is read says itself again, trusts no code, and is a command line."""
+        request = read_document(data, "request.json")
+        document = request.to_json()
+        again = request_from_json(json.loads(json.dumps(document, allow_nan=False))).to_json()
+        require(again == document, "a request that was read says itself again", str(document)[:200])
+        trusts = isinstance(request, Executing) and request.trusted is not None
+        require(not trusts, "no document says that code is trusted", str(document)[:200])
+        is_line = all(isinstance(word, str) for word in request.words())
+        require(is_line, "a request is a command line", str(document)[:200])
+        return "same" if data in _requests() else "different"
+
+
 def _single(name: str, mutate: Callable[[random.Random, bytes], bytes]) -> Change:
     """Change the file whose name ends so."""
 
@@ -256,4 +301,5 @@ def targets() -> list[Any]:
         RunTarget("zero3-sealed", "zero3", _single(".pt", input_mutants.resealed_torch)),
         PickleTarget(),
         ConfigTarget(),
+        RequestTarget(),
     ]

@@ -17,7 +17,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from benchmarks.fuzz.bytewise import mutate_bytes
+from benchmarks.fuzz.mutations import mutate_bytes
 from inshrink_core.checkpoint import DTYPE_SIZES, TensorRole, TensorSpec
 from inshrink_core.codec import (
     AnyCodec,

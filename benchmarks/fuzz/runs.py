@@ -235,7 +235,6 @@ def archives() -> dict[str, Files]:
     }
     makers |= {
         "moments": (_compressed("lattice", optimizer="compressed"), torch_run),
-        "shaped": (_compressed("lattice", settings={"shaping": "auto"}, optimizer="compressed"), torch_run),
         "half": (_compressed("lattice", optimizer="compact"), half_run),
         "keyframes": (_compressed("lattice", keyframe_every=1), torch_run),
         "shards": (_compressed("lattice", optimizer="drop"), shards),

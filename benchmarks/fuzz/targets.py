@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from benchmarks.fuzz import archive_target, folder_target, input_target, payloads, request_target
+from benchmarks.fuzz import archive_target, folder_target, input_target, payloads
 from benchmarks.fuzz.target import Target
 
 
 def all_targets() -> list[Target]:
-    """Return every target: archives, what people give us, whole runs, requests, and each codec's payloads."""
+    """Return every target: archives, what people give us, whole runs, and each codec's payloads."""
     return [
         *archive_target.targets(),
         *input_target.targets(),
         folder_target.WholeRunTarget(),
-        request_target.RequestTarget(),
         payloads.PayloadTarget(),
     ]
 

@@ -413,13 +413,13 @@ def squared_error(tensor: Tensor, reference: TensorReference) -> tuple[float, fl
         return 0.0, 0.0
     statistics = reference.distance(tensor)
     if statistics is not None:
-        return statistics.error, statistics.norm
+        return statistics
     squared_error = squared_norm = 0.0
     now, decoded = tensor.detach().resolve_neg().reshape(-1), reference.decoded().reshape(-1)
     for start in range(0, now.numel(), SLICE):
         original = real_numbers(now[start : start + SLICE].cpu(), torch.float32)
         restored = real_numbers(decoded[start : start + SLICE].cpu(), torch.float32)
-        distance = squared_distance(original, restored)
-        squared_error += distance.error
-        squared_norm += distance.norm
+        error, norm = squared_distance(original, restored)
+        squared_error += error
+        squared_norm += norm
     return squared_error, squared_norm

@@ -19,7 +19,7 @@ from inshrink_core.checkpoint import TensorSpec
 from inshrink_core.codec import PROTECTED, Encoded, Levels, TensorReference
 from inshrink_core.coding.changes import ChangePlan, decode_changes, encode_changes, plan_changes, sampled
 from inshrink_core.coding.rans import decode_rans, encode_rans, estimate_bits_of_counts
-from inshrink_core.coding.raw import of_length
+from inshrink_core.coding.raw import in_range, of_length
 from inshrink_core.coding.zstd import zstd_compress, zstd_decompress
 from inshrink_core.errors import DamagedError
 from inshrink_core.execution.resources import new_buffer
@@ -213,27 +213,23 @@ def decode_exact(
         The payload is not valid for the tensor. Nothing larger than the tensor is allocated.
     """
     view = memoryview(payload)
-    if len(view) == 0 or view[0] > max(_Mode):
-        raise DamagedError(
-            "a lossless payload has no known mode",
-            where=spec.key,
-            expected=f"0 to {max(_Mode)}",
-            found=str(view[0]) if len(view) else "nothing",
-        )
-    mode, body = _Mode(view[0]), view[1:]
+    if len(view) == 0:
+        raise DamagedError("a lossless payload is empty")
+    mode = _Mode(in_range(view[0], 0, max(_Mode), "a lossless payload has no known mode"))
+    body = view[1:]
     if mode is _Mode.HISTORY:
         return _decode_context_state(spec, body)
     before, context_state = _usable(spec, reference) if mode in _RELATIVE else (None, None)
     if before is None and mode in _RELATIVE:
-        raise DamagedError("a lossless delta has no reference of its dtype and shape", where=spec.key)
+        raise DamagedError("a lossless delta has no reference of its dtype and shape")
     n_bytes = spec.nbytes
     implied = {_Mode.RAW: n_bytes, _Mode.UNCHANGED: 0, _Mode.CONSTANT: n_bytes // max(spec.numel, 1)}
     if mode in implied:
-        of_length(body, implied[mode], "a lossless payload has the wrong length", spec.key)
+        of_length(body, implied[mode], "a lossless payload has the wrong length")
     if mode is _Mode.CHANGES and before is not None:
         mantissa = _MANTISSAS.get(spec.dtype)
         if mantissa is None or spec.numel == 0:
-            raise DamagedError("a tensor of this kind has no changes", where=spec.key)
+            raise DamagedError("a tensor of this kind has no changes")
         changed, after = decode_changes(body, _words(before), context_state, mantissa)
         tensor = changed.view(before.dtype).reshape(spec.shape)
         return LosslessReference(tensor, after if spec.dtype in _WITH_HISTORY else None)
@@ -247,7 +243,7 @@ def decode_exact(
         stored = torch.from_numpy(np.frombuffer(body, np.uint8).copy()).view(words.dtype)
         words.reshape(-1, stored.numel()).copy_(stored)
     if not _are_bools(out):
-        raise DamagedError("a bool is neither false nor true", where=spec.key, expected="bytes 0 and 1")
+        raise DamagedError("a bool is neither false nor true", expected="bytes 0 and 1")
     if mode is _Mode.CONSTANT and out.numel():
         # A constant tensor is held as one expanded element.
         element = out.reshape(-1)[:1].clone().reshape((1,) * out.dim())
@@ -259,7 +255,7 @@ def _decode_context_state(spec: TensorSpec, body: memoryview) -> LosslessReferen
     section, at = read_section(body, 0)
     inner = body[at:]
     if spec.dtype not in _WITH_HISTORY or len(inner) == 0 or inner[0] in (*_RELATIVE, _Mode.HISTORY):
-        raise DamagedError("a lossless payload with a context state holds no tensor", where=spec.key)
+        raise DamagedError("a lossless payload with a context state holds no tensor")
     context_state = decode_rans(section, spec.numel, HISTORIES)
     return LosslessReference(decode_exact(spec, inner, None).tensor, context_state)
 
@@ -408,18 +404,15 @@ def _decode_planes(body: memoryview, out: Tensor, earlier: Tensor | None, spec: 
         past = None if earlier is None else earlier[start : start + _CHUNK]
         planes = np.empty((out.element_size(), chunk.numel()), np.uint8)
         for plane in planes:
-            offset = _decode_plane(body, offset, plane, spec)
+            offset = _decode_plane(body, offset, plane)
         merge_planes(torch.from_numpy(planes), past, transform, chunk)
     if offset != len(body):
         raise DamagedError(
-            "bytes follow the planes of a lossless payload",
-            where=spec.key,
-            found=str(len(body) - offset),
-            expected="0",
+            "bytes follow the planes of a lossless payload", found=str(len(body) - offset), expected="0"
         )
 
 
-def _decode_plane(body: memoryview, offset: int, plane: NDArray[np.uint8], spec: TensorSpec) -> int:
+def _decode_plane(body: memoryview, offset: int, plane: NDArray[np.uint8]) -> int:
     """Fill one plane, and return the offset after it."""
     header, offset = read_varint(body, offset)
     kind, length = header & 3, header >> 2
@@ -437,9 +430,6 @@ def _decode_plane(body: memoryview, offset: int, plane: NDArray[np.uint8], spec:
         plane[:] = decode_rans(data, plane.size, 256).numpy()
     else:
         raise DamagedError(
-            "a byte plane is cut short or of no known kind",
-            where=f"{spec.key}, offset {offset}",
-            expected=f"{length} bytes",
-            found=str(len(data)),
+            "a byte plane is cut short or of no known kind", expected=f"{length} bytes", found=str(len(data))
         )
     return offset + length

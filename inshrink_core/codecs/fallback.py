@@ -92,9 +92,9 @@ class FallbackCodec(Codec[_Plan]):
             return decode_exact(spec, block.payload, reference)
         payload = memoryview(block.payload)
         if spec.dtype not in LOSSY_DTYPES or spec.numel == 0:
-            raise DamagedError(f"a tensor of this kind has no {self.name} blocks", where=spec.key)
+            raise DamagedError(f"a tensor of this kind has no {self.name} blocks")
         if len(payload) < self.shortest_payload:
-            raise DamagedError("the block is cut short", where=spec.key)
+            raise DamagedError("the block is cut short")
         return self.decode_lossy(spec, payload, reference, device)
 
     def rekey(self, spec: TensorSpec, reference: TensorReference, *, unchanged: bool = False) -> Block:

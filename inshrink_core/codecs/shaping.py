@@ -277,9 +277,10 @@ def grown(before: Shaping | None, moment: DecodedMoment) -> Shaping | None:
     up = bits - math.frexp(largest)[1]
     low, high = _SIDES
     n_rows, n = values.shape
-    found = sketch_sides(values, up, signs_of(n), signs_of(n_rows) if low <= n_rows <= high else None)
-    columns = _side(before.columns if before else None, found.columns, found.square)
-    rows = None if found.rows is None else _side(before.rows if before else None, found.rows, found.square)
+    row_signs = signs_of(n_rows) if low <= n_rows <= high else None
+    by_column, by_row, square = sketch_sides(values, up, signs_of(n), row_signs)
+    columns = _side(before.columns if before else None, by_column, square)
+    rows = None if by_row is None else _side(before.rows if before else None, by_row, square)
     return Shaping(n_seen + 1, columns, rows)
 
 
@@ -360,4 +361,4 @@ def shaped_changes(
             above, below = (above // 2 if below < 0 else above), lead
         if 0 <= lead <= 2 * slack or high - low <= _CLOSE:
             break
-    return shape_changes(values, base, integers, lattice, low, *feedback).changes if best is None else best
+    return shape_changes(values, base, integers, lattice, low, *feedback)[0] if best is None else best

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from inshrink_core.coding.rans import decode_rans, encode_rans
+from inshrink_core.coding.raw import in_range
 from inshrink_core.errors import DamagedError
 from inshrink_core.ops.cpu.changes import (
     N_PLACES,
-    ChangeRule,
     Changes,
     apply_changes,
     find_changes,
@@ -61,8 +61,10 @@ class ChangePlan(NamedTuple):
     ----------
     changes
         The changes.
-    rule
-        Rule that assigns places to words.
+    mantissa
+        Mantissa bits of the dtype.
+    top
+        Exponent of the first class of places.
     mapping : UInt8[Tensor, "places"]
         Table of each place.
     n_tables
@@ -72,7 +74,8 @@ class ChangePlan(NamedTuple):
     """
 
     changes: Changes
-    rule: ChangeRule
+    mantissa: int
+    top: int
     mapping: Tensor
     n_tables: int
     bits: float
@@ -92,12 +95,12 @@ def plan_changes(words: Tensor, earlier: Tensor, context_state: Tensor | None, m
     """
     n = words.numel()
     before, old = sampled(earlier), None if context_state is None else sampled(context_state)
-    rule = ChangeRule(mantissa, _top(before, mantissa))
+    top = _top(before, mantissa)
     changes = find_changes(words, earlier, context_state)
     tokens = sampled(changes.tokens)
     counts = np.zeros((N_PLACES, N_TOKENS[words.element_size()]), np.int64)
     n_by_place = np.zeros(N_PLACES, np.int64)
-    places = find_contexts(before, old, _IDENTITY, rule)
+    places = find_contexts(before, old, _IDENTITY, mantissa, top)
     count_kernel(places.numpy(), tokens.numpy(), counts, n_by_place)
     used = np.flatnonzero(n_by_place)
     counts = counts[used]
@@ -112,7 +115,7 @@ def plan_changes(words: Tensor, earlier: Tensor, context_state: Tensor | None, m
     mapping = by_place[np.maximum.accumulate(known)].astype(np.uint8)
     n_tables = int(groups[-1]) + 1
     bits += 32 * changes.extra.size + (_MAPPED_BITS * used.size if n_tables > 1 else 0)
-    return ChangePlan(changes, rule, torch.from_numpy(mapping), n_tables, bits)
+    return ChangePlan(changes, mantissa, top, torch.from_numpy(mapping), n_tables, bits)
 
 
 def sampled(values: Tensor) -> Tensor:
@@ -149,12 +152,12 @@ def encode_changes(earlier: Tensor, context_state: Tensor | None, plan: ChangePl
     earlier, context_state, plan
         The arguments and the result of `plan_changes`.
     """
-    head = bytearray((plan.rule.top, plan.n_tables - 1))
+    head = bytearray((plan.top, plan.n_tables - 1))
     contexts = None
     if plan.n_tables > 1:
         steps = plan.mapping.long().diff(prepend=torch.zeros(1, dtype=torch.int64)) % plan.n_tables
         write_section(head, encode_rans(steps.to(torch.uint8), None, plan.n_tables))
-        contexts = find_contexts(earlier, context_state, plan.mapping, plan.rule)
+        contexts = find_contexts(earlier, context_state, plan.mapping, plan.mantissa, plan.top)
     write_section(head, plan.changes.extra.astype("<u4", copy=False).tobytes())
     tokens = encode_rans(
         plan.changes.tokens,
@@ -183,19 +186,16 @@ def decode_changes(
     DamagedError
         The payload is not valid for the tensor.
     """
-    if len(payload) < 2 or payload[1] >= MAX_CONTEXTS:
-        raise DamagedError(
-            "changes have no valid number of tables",
-            expected=f"1 to {MAX_CONTEXTS}",
-            found=str(payload[1] + 1) if len(payload) > 1 else "nothing",
-        )
+    if len(payload) < 2:
+        raise DamagedError("changes are cut short")
     word = earlier.element_size()
-    rule, n_tables, at = ChangeRule(mantissa, payload[0]), payload[1] + 1, 2
+    top, at = payload[0], 2
+    n_tables = in_range(payload[1] + 1, 1, MAX_CONTEXTS, "changes have no valid number of tables")
     contexts = None
     if n_tables > 1:
         section, at = read_section(payload, at)
         mapping = decode_rans(section, N_PLACES, n_tables).cumsum(0) % n_tables
-        contexts = find_contexts(earlier, context_state, mapping.to(torch.uint8), rule)
+        contexts = find_contexts(earlier, context_state, mapping.to(torch.uint8), mantissa, top)
     section, at = read_section(payload, at)
     if len(section) % 4:
         raise DamagedError("extra bits of changes are no whole words", found=f"{len(section)} bytes")

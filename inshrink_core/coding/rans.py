@@ -25,6 +25,7 @@ from inshrink_core.coding.raw import (
     CONSTANT,
     PACKED,
     decode_escape,
+    in_range,
     pack_bits,
     packed_bytes,
     worst_case_coded_bytes,
@@ -221,17 +222,10 @@ def decode_rans(
         raise DamagedError("a rANS stream has no header", expected="3 bytes", found=str(len(stream)))
     lanes_and_precision, log2_block, n_tables = HEADER.unpack_from(stream)
     log2_lanes, precision, n_tables = lanes_and_precision & 15, lanes_and_precision >> 4, n_tables + 1
-    if not (
-        log2_lanes <= MAX_LANES_LOG2
-        and log2_lanes <= log2_block <= MAX_BLOCK_LOG2
-        and n_tables <= n_contexts
-        and 1 <= precision <= PRECISION
-    ):
-        raise DamagedError(
-            "a rANS header is out of range",
-            found=f"lanes 2**{log2_lanes}, block 2**{log2_block}, {n_tables} tables of {precision} bits",
-            expected=f"lanes to 2**{MAX_LANES_LOG2}, at most {n_contexts} tables of 1 to {PRECISION} bits",
-        )
+    in_range(log2_lanes, 0, MAX_LANES_LOG2, "the lanes of a rANS stream are out of range")
+    in_range(log2_block, log2_lanes, MAX_BLOCK_LOG2, "the blocks of a rANS stream are out of range")
+    in_range(n_tables, 1, n_contexts, "a rANS stream has too many tables")
+    in_range(precision, 1, PRECISION, "the precision of rANS tables is out of range")
     model, model_bytes = _read_model(stream[HEADER.size :], n_tables, n_symbols, n_contexts, precision)
     body = stream[HEADER.size + model_bytes :]
     blocks = _parse_blocks(body, n, 1 << log2_lanes, 1 << log2_block, device)
@@ -295,10 +289,7 @@ def _parse_blocks(
             found=f"{total} words",
         )
     states = np.frombuffer(body[counts_end:states_end], "<i4").astype(np.int32).reshape(n_blocks, lanes)
-    if int(states.min()) < INITIAL_STATE:
-        raise DamagedError(
-            "a rANS state is out of range", expected=f"at least {INITIAL_STATE}", found=str(int(states.min()))
-        )
+    in_range(states.min(), INITIAL_STATE, (1 << 31) - 1, "a rANS state is out of range")
     words = np.frombuffer(body[states_end:], "<i2").astype(np.int16)
     coded, first_states = (torch.from_numpy(part).to(device) for part in (words, states))
     return RansBlocks(coded, torch.from_numpy(n_words), first_states)
@@ -312,7 +303,7 @@ def _read_model(
     most = MAX_CONTEXTS * width + n_tables * n_symbols * TABLE_BITS
     packed = np.frombuffer(payload[: (most + 7) // 8], np.uint8).copy()
     shape = (n_contexts, n_tables, n_symbols)
-    rows, frequencies, n_bits = read_tables(packed, 8 * packed.size, shape, precision)
+    rows, frequencies, n_bits = read_tables(packed, shape, precision)
     if n_bits < 0:
         raise DamagedError(
             "rANS tables are cut, do not sum to their total, or belong to no context",

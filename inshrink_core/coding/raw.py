@@ -17,17 +17,18 @@ PACKED, CONSTANT = 0, 1
 _Data = TypeVar("_Data", bound=Sized)
 
 
-def of_length(data: _Data, nbytes: int, what: str, where: str = "") -> _Data:
+def of_length(data: _Data, nbytes: int, what: str) -> _Data:
     """Return stored bytes after a check of their number."""
     if len(data) != nbytes:
-        raise DamagedError(what, where=where, expected=f"{nbytes} bytes", found=str(len(data)))
+        raise DamagedError(what, expected=f"{nbytes} bytes", found=str(len(data)))
     return data
 
 
-def check_below(symbols: NDArray[np.integer], bound: int, what: str) -> None:
-    """Raise DamagedError unless all decoded symbols are below a bound."""
-    if symbols.size and symbols.max() >= bound:
-        raise DamagedError(what, expected=f"below {bound}", found=str(symbols.max()))
+def in_range(value: int | np.integer, low: int, high: int, what: str) -> int:
+    """Return a stored number after a check of its range, which includes both ends."""
+    if not low <= value <= high:
+        raise DamagedError(what, expected=f"{low} to {high}", found=str(value))
+    return int(value)
 
 
 def bits_per_symbol(n_symbols: int) -> int:
@@ -89,7 +90,7 @@ def unpack_bits(payload: bytes | memoryview, n: int, n_symbols: int) -> NDArray[
         symbols = np.packbits(rows, axis=1, bitorder="little").reshape(-1)[:n]
         if width == 0:
             symbols = np.zeros(n, np.uint8)
-    check_below(symbols, n_symbols, "a packed symbol is outside the alphabet")
+    in_range(symbols.max(initial=0), 0, n_symbols - 1, "a packed symbol is outside the alphabet")
     return symbols
 
 
@@ -112,8 +113,6 @@ def decode_escape(payload: bytes | memoryview, n: int, n_symbols: int) -> NDArra
         return unpack_bits(body, n, n_symbols)
     if payload[0] != CONSTANT:
         return None
-    if len(body) != 1 or body[0] >= n_symbols:
-        raise DamagedError(
-            "a constant symbol is not one of the alphabet", expected=f"below {n_symbols}", found=body.hex()
-        )
-    return np.full(n, body[0], np.uint8)
+    of_length(body, 1, "a constant symbol has the wrong length")
+    symbol = in_range(body[0], 0, n_symbols - 1, "a constant symbol is not one of the alphabet")
+    return np.full(n, symbol, np.uint8)

@@ -110,22 +110,6 @@ class Rounded(NamedTuple):
     largest: int
 
 
-class Advanced(NamedTuple):
-    """State of a tensor after decoded tokens.
-
-    Parameters
-    ----------
-    integers, context_state
-        As in `Rounded`.
-    valid
-        Whether every N is within the bound.
-    """
-
-    integers: Tensor
-    context_state: Tensor
-    valid: bool
-
-
 def float32(value: float, like: Tensor) -> Tensor:
     """Return a 0-d float32 tensor; PyTorch rounds a Python float by different rules."""
     return torch.tensor(value, dtype=torch.float32, device=like.device)
@@ -265,7 +249,7 @@ def advance(
     integers: Tensor | None,
     context_state: Tensor | None,
     lattice: Lattice,
-) -> Advanced:
+) -> tuple[Tensor, Tensor] | None:
     """Apply decoded tokens to a state; the inverse of `round_to_lattice`.
 
     Parameters
@@ -278,6 +262,11 @@ def advance(
         State before the frame; None means zeros.
     lattice
         Lattice of the tensor.
+
+    Returns
+    -------
+    integers, context_state : Tensor
+        As in `Rounded`. None if an N is not within the bound.
     """
     z = tokens.long()
     exact = tokens == EXACT
@@ -290,8 +279,7 @@ def advance(
     after[exact] = 0
     new = next_context_state(q, turned, old)
     new[exact] = 0
-    valid = not bool((after.abs() > lattice.bound).any())
-    return Advanced(after.to(torch.int32), new, valid)
+    return None if bool((after.abs() > lattice.bound).any()) else (after.to(torch.int32), new)
 
 
 def scale_integers(integers: Tensor, unit: float) -> Tensor:

@@ -73,23 +73,6 @@ class Factors(NamedTuple):
     variance: float
 
 
-class Shaped(NamedTuple):
-    """Changes after rounding with error feedback.
-
-    Parameters
-    ----------
-    changes : Float32[Tensor, "n"]
-        In steps, integer-valued; not finite where a value is not.
-    lead, square
-        ``sum(y r) - sum(r r)`` and ``sum(r r)`` for movements r below `MAX_COUNTED` and rounded movements y,
-        in parts squared; 0 without a base.
-    """
-
-    changes: Tensor
-    lead: int
-    square: int
-
-
 @op
 def shape_changes(
     values: Tensor,
@@ -99,7 +82,7 @@ def shape_changes(
     grade: int,
     factors: Factors,
     by_row: Factors | None = None,
-) -> Shaped:
+) -> tuple[Tensor, int, int]:
     """Choose the changes of a frame; feed each row's errors forward along its columns, and down the rows.
 
     Parameters
@@ -117,6 +100,14 @@ def shape_changes(
         Factors of the columns, V and G.
     by_row
         Factors of the rows, W and H. With None, errors stay in their row.
+
+    Returns
+    -------
+    changes : Float32[Tensor, "n"]
+        In steps, integer-valued; not finite where a value is not.
+    lead, square : int
+        ``sum(y r) - sum(r r)`` and ``sum(r r)`` for movements r below `MAX_COUNTED` and rounded movements y,
+        in parts squared; 0 without a base.
 
     Notes
     -----
@@ -167,25 +158,7 @@ def shape_changes(
             lead = lead + ((PARTS * y - movement) * movement).sum()
             square = square + (movement * movement).sum()
         changes[i, k] = torch.where(here, q.to(torch.float32), changes[i, k])
-    return Shaped(changes.view(-1), int(lead), int(square))
-
-
-class Sketches(NamedTuple):
-    """Contribution of one matrix M to the sketches of its two sides.
-
-    Parameters
-    ----------
-    columns : (n, 32)
-        ``M' M @ signs``.
-    rows : (rows, 32) or None
-        ``M M' @ row_signs``.
-    square
-        Sum of the squares of M, the trace of both ``M' M`` and ``M M'``.
-    """
-
-    columns: NDArray[np.float64]
-    rows: NDArray[np.float64] | None
-    square: float
+    return changes.view(-1), int(lead), int(square)
 
 
 def _factors_on(factors: Factors, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -201,8 +174,8 @@ def _feedback(sums: Tensor, gains: Tensor, shift: int) -> Tensor:
 @op
 def sketch_sides(
     values: Tensor, up: int, signs: NDArray[np.float64], row_signs: NDArray[np.float64] | None
-) -> Sketches:
-    """Return the sketches of a matrix M whose elements are rounded to multiples of ``2**-up``.
+) -> tuple[NDArray[np.float64], NDArray[np.float64] | None, float]:
+    """Sketch the two sides of a matrix M whose elements are rounded to multiples of ``2**-up``.
 
     Parameters
     ----------
@@ -214,6 +187,15 @@ def sketch_sides(
         (n, 32) and (rows, 32), each 1, -1 or 0, at most 2**14 rows. Without `row_signs` only columns are
         sketched.
 
+    Returns
+    -------
+    columns : (n, 32)
+        ``M' M @ signs``.
+    rows : (rows, 32) or None
+        ``M M' @ row_signs``.
+    square : float
+        Sum of the squares of M, the trace of both ``M' M`` and ``M M'``.
+
     Notes
     -----
     O(64 rows n), twice that with rows.
@@ -224,4 +206,4 @@ def sketch_sides(
     rows = None
     if row_signs is not None:
         rows = (scaled @ (scaled.T @ torch.from_numpy(row_signs).to(scaled.device))).cpu().numpy() * down
-    return Sketches(columns, rows, float(scaled.square().sum()) * down)
+    return columns, rows, float(scaled.square().sum()) * down

@@ -119,12 +119,12 @@ class ContextCodec(ExcpCodec):
         flags, at = read_section(stream, 0)
         rest, at = read_section(stream, at)
         if at != len(stream):
-            raise DamagedError("bytes follow the symbols", where=spec.key)
+            raise DamagedError("bytes follow the symbols")
         symbols = decode_adaptive(flags, spec.numel, 2, zeros, _ZERO_CONTEXTS)
         nonzero = symbols != 0
         n_kept = int(np.count_nonzero(nonzero))
         if n_kept and n_symbols < 2:
-            raise DamagedError("a symbol is outside the alphabet", where=spec.key)
+            raise DamagedError("a symbol is outside the alphabet")
         alphabet = max(n_symbols - 1, 1)
         symbols[nonzero] = 1 + decode_adaptive(rest, n_kept, alphabet, values[nonzero], _VALUE_CONTEXTS)
         return symbols
@@ -160,11 +160,11 @@ class ContextCodec(ExcpCodec):
 def _parse_state(spec: TensorSpec, payload: memoryview) -> ContextReference:
     """Return the state of a payload that `ContextCodec.rekey` wrote."""
     if len(payload) < 4:
-        raise DamagedError("the block is cut short", where=spec.key)
+        raise DamagedError("the block is cut short")
     n_symbols, n_negative = payload[1] + 1, payload[2]
     stream, at = read_section(payload, 3)
     if n_negative >= n_symbols:
-        raise DamagedError("a state has more negative centroids than centroids", where=spec.key)
+        raise DamagedError("a state has more negative centroids than centroids")
     symbols = decode_adaptive(stream, spec.numel, n_symbols)
     return ContextReference(
         tensor=decode_exact(spec, payload[at:], None).tensor.contiguous(),

@@ -172,14 +172,14 @@ def parse_grid(spec: TensorSpec, payload: memoryview, previous: GridReference | 
     """
     flags, bits = payload[0], payload[1]
     if flags & ~(DELTA | SAME_GRID) or not 1 <= bits <= MAX_BITS or flags == SAME_GRID:
-        raise DamagedError("the block has unknown flags or an unknown width", where=spec.key)
+        raise DamagedError("the block has unknown flags or an unknown width")
     if flags & DELTA and previous is None:
-        raise DamagedError("the block is a delta against another reference", where=spec.key)
+        raise DamagedError("the block is a delta against another reference")
     before = previous if flags & DELTA else None
     if before is not None and flags & SAME_GRID:
         grid, at = before.grid, 2
         if grid.bits != bits:
-            raise DamagedError("the block's grid is that of another reference", where=spec.key)
+            raise DamagedError("the block's grid is that of another reference")
     else:
         grid, at = _parse_bounds(spec, payload, bits), _HEADER_BYTES
     width = bits if before is None else max(bits, before.grid.bits)
@@ -187,15 +187,15 @@ def parse_grid(spec: TensorSpec, payload: memoryview, previous: GridReference | 
     if before is not None:
         symbols = (before.symbols.numpy() - symbols) & np.uint8((1 << width) - 1)
         if int(symbols.max()) >= 1 << bits:
-            raise DamagedError("a level number is outside the grid", where=spec.key)
+            raise DamagedError("a level number is outside the grid")
     return GridReference(dtype=spec.dtype, shape=spec.shape, symbols=torch.from_numpy(symbols), grid=grid)
 
 
 def _parse_bounds(spec: TensorSpec, payload: memoryview, bits: int) -> Grid:
     if len(payload) < _HEADER_BYTES:
-        raise DamagedError("the grid is cut short", where=spec.key)
+        raise DamagedError("the grid is cut short")
     low, high = (float(bound) for bound in np.frombuffer(payload[2:_HEADER_BYTES], "<f4"))
     largest = float(torch.finfo(getattr(torch, spec.dtype)).max)
     if not -largest <= low <= high <= largest:
-        raise DamagedError("the bounds of a grid are not finite and in order", where=spec.key)
+        raise DamagedError("the bounds of a grid are not finite and in order")
     return Grid(bits, low, high)

@@ -102,7 +102,7 @@ class ResidualCodec(FallbackCodec[_Plan]):
         delta, codebook, fill, stream = _parse_head(payload)
         previous = decoded_before(reference, spec) if delta else None
         if delta and previous is None:
-            raise DamagedError("the block is a delta against another reference", where=spec.key)
+            raise DamagedError("the block is a delta against another reference")
         quantized = Quantized(self.parse_symbols(stream, spec, 1 + codebook.size, reference), codebook, fill)
         return self.state_of(_reconstruct(spec, quantized, previous), quantized)
 

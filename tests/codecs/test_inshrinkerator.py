@@ -10,7 +10,7 @@ import torch
 from inshrink_core.checkpoint import TensorRole, TensorSpec
 from inshrink_core.codec import TensorInput
 from inshrink_core.codecs.inshrinkerator.codec import InshrinkeratorCodec
-from inshrink_core.codecs.symbols import encode_symbols
+from inshrink_core.coding.symbols import encode_symbols
 from inshrink_core.errors import DamagedError
 from inshrink_core.frame import Block
 from inshrink_core.quantization.codebook import round_to_bfloat16

@@ -151,7 +151,7 @@ def test_a_payload_put_together_by_hand_decodes():
         (b"\x02\x00\x01", "no reference"),
         (b"\x01", "cut short"),
         (b"\x01\x7f\x01\x01", "exponent"),
-        (b"\x01\x00\x00\x01", "step_size"),
+        (b"\x01\x00\x00\x01", "step size"),
         (b"\x11\x00\x01\x01", "context state"),
         (b"\x01\x00\x01\xff\x00", "too many tokens"),
         (b"\x21\x00\x01\x01\x00", "classes"),
@@ -197,9 +197,9 @@ def test_the_distance_that_a_state_tells_is_that_to_what_it_decodes_to():
     plan = codec.plan([spec], [codec.observe(item, None)])
     reference = codec.encode(item, plan, None).reference
     away = (tensor - reference.decoded()).double()
-    found = reference.distance(tensor)
-    assert found.error == pytest.approx(float(away.square().sum()), rel=1e-9)
-    assert found.norm == pytest.approx(float(tensor.double().square().sum()), rel=1e-9)
+    error, norm = reference.distance(tensor)
+    assert error == pytest.approx(float(away.square().sum()), rel=1e-9)
+    assert norm == pytest.approx(float(tensor.double().square().sum()), rel=1e-9)
     assert reference.distance(tensor.half()) is None
     far = TensorInput(spec=spec, tensor=tensor.index_fill(1, torch.tensor([3]), 1e30))
     assert codec.encode(far, plan, None).reference.distance(far.tensor) is None

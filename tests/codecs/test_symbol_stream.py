@@ -7,10 +7,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from inshrink_core.codecs import symbols as symbol_stream
-from inshrink_core.codecs.symbols import decode_symbols, encode_symbols
-from inshrink_core.coding.events import NO_EXPECTATION, expected_symbols
+from inshrink_core.coding import symbols as symbol_stream
 from inshrink_core.coding.raw import packed_bytes
+from inshrink_core.coding.symbols import NO_EXPECTATION, decode_symbols, encode_symbols, expected_symbols
 from inshrink_core.errors import DamagedError
 from inshrink_core.ops import Backend, force_backend
 from inshrink_core.ops.cpu.symbols import MAX_CHUNK
@@ -164,7 +163,7 @@ def test_both_back_ends_refuse_the_same_streams():
 
 
 def test_an_event_never_needs_more_bits_than_a_window_holds():
-    from inshrink_core.coding.events import RUN_EXTRA_BITS, RUN_STARTS
+    from inshrink_core.coding.symbols import RUN_EXTRA_BITS, RUN_STARTS
     from inshrink_core.ops.cpu.symbols import MAX_CHUNK, MAX_CODE_BITS
 
     assert 2 * MAX_CODE_BITS + int(RUN_EXTRA_BITS.max()) <= 64

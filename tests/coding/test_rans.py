@@ -249,4 +249,4 @@ def test_tables_of_no_bytes_are_refused_whatever_memory_held_before():
         for value in range(2, 200):
             filled = np.full(32, value, np.uint8)
             del filled
-            assert read_tables(np.zeros(0, np.uint8), 0, (1, 1, 4), 12)[2] == -1
+            assert read_tables(np.zeros(0, np.uint8), (1, 1, 4), 12)[2] == -1

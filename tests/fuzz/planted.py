@@ -6,7 +6,7 @@ import struct
 
 import numpy as np
 
-from benchmarks.fuzz.bytewise import mutate_bytes
+from benchmarks.fuzz.mutations import mutate_bytes
 from benchmarks.fuzz.target import BrokenPromiseError
 from inshrink_core.errors import DamagedError
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from inshrink_core.ops.cpu.changes import N_PLACES, ChangeRule, apply_changes, find_changes, find_contexts
+from inshrink_core.ops.cpu.changes import N_PLACES, apply_changes, find_changes, find_contexts
 from tests.strategies import random_bits
 
-RULES = {"int16": ChangeRule(7, 125), "int32": ChangeRule(23, 125)}
+RULES = {"int16": (7, 125), "int32": (23, 125)}
 
 
 def frames(dtype, n):
@@ -23,21 +23,21 @@ def frames(dtype, n):
 @pytest.mark.parametrize("dtype", RULES)
 @pytest.mark.parametrize("n", [0, 1, 15, 1023, 1025, 5000])
 def test_changes_are_undone_and_contexts_are_those_of_history_and_exponent(dtype, n):
-    rule, context_state = RULES[dtype], None
+    (mantissa, top), context_state = RULES[dtype], None
     for before, now in pairwise(frames(dtype, n)):
         tokens, after, extra = find_changes(now, before, context_state)
         values, again, intact = apply_changes(tokens, extra, before, context_state)
         assert intact
         assert torch.equal(values, now)
         assert torch.equal(again, after)
-        exponent = (before.long() >> rule.mantissa) & 255
+        exponent = (before.long() >> mantissa) & 255
         age_and_octave = (
             torch.zeros(n, dtype=torch.int64) if context_state is None else context_state.long() & 63
         )
-        places = 16 * age_and_octave + (rule.top - exponent).clamp(0, 15)
+        places = 16 * age_and_octave + (top - exponent).clamp(0, 15)
         for kind in (torch.uint8, torch.int16):
             mapping = torch.arange(N_PLACES).to(kind)
-            assert torch.equal(find_contexts(before, context_state, mapping, rule), mapping[places])
+            assert torch.equal(find_contexts(before, context_state, mapping, mantissa, top), mapping[places])
         context_state = after
 
 

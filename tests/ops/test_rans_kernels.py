@@ -63,10 +63,10 @@ def test_compiled_and_plain_kernels_choose_the_same_tables_and_read_them(precisi
             chosen = choose_tables(counts, precisions, apart=apart)
             behind = np.append(chosen.packed, np.full(9, 255, np.uint8))
             shape = (6, chosen.frequencies.shape[0], n_symbols)
-            rows, frequencies, n_bits = read_tables(behind, 8 * behind.size, shape, chosen.precision)
+            rows, frequencies, n_bits = read_tables(behind, shape, chosen.precision)
             with plain_kernels():
                 again = choose_tables(counts, precisions, apart=apart)
-                plain = read_tables(behind, 8 * behind.size, shape, chosen.precision)
+                plain = read_tables(behind, shape, chosen.precision)
             assert all(np.array_equal(mine, theirs) for mine, theirs in zip(chosen, again, strict=True))
             assert np.array_equal(rows, chosen.rows)
             assert np.array_equal(frequencies, chosen.frequencies)

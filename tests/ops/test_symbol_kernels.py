@@ -4,7 +4,6 @@ from collections import Counter
 
 import numpy as np
 
-from inshrink_core.coding.events import RUN_EXTRA_BITS, RUN_STARTS, run_windows
 from inshrink_core.coding.huffman import (
     code_entries,
     literal_entries,
@@ -13,6 +12,7 @@ from inshrink_core.coding.huffman import (
     symbol_windows,
     window_bits,
 )
+from inshrink_core.coding.symbols import RUN_EXTRA_BITS, RUN_STARTS, run_windows
 from inshrink_core.ops.cpu.symbols import (
     MAX_CODE_BITS,
     N_RUN_TOKENS,

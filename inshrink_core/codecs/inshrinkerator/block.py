@@ -11,7 +11,8 @@ import torch
 from inshrink_core import codec
 from inshrink_core.codec import Levels, ShapedReference
 from inshrink_core.codecs.exact import LosslessReference, decode_exact, encode_exact
-from inshrink_core.codecs.symbols import decode_symbols, encode_symbols
+from inshrink_core.coding.raw import in_range
+from inshrink_core.coding.symbols import decode_symbols, encode_symbols
 from inshrink_core.errors import DamagedError
 from inshrink_core.ops.quantize import PROTECTED, PRUNED, dequantize, gather_protected
 from inshrink_core.quantization.codebook import round_to_bfloat16
@@ -95,14 +96,13 @@ def parse_quantized(
     DamagedError
         The payload is not valid for the spec and reference.
     """
-    flags, n_centroids, at = payload[0], payload[1], 2
+    flags, at = payload[0], 2
+    n_centroids = in_range(payload[1], 0, _MAX_CENTROIDS, "too many centroids")
     previous = previous if flags & DELTA else None
     if flags & ~(DELTA | SAME_CODEBOOK | PROTECTS):
         raise DamagedError("the block has unknown flags", found=f"{flags:#x}", expected="known ones")
     if flags & DELTA and previous is None:
         raise DamagedError("the block is a delta against another reference")
-    if n_centroids > _MAX_CENTROIDS:
-        raise DamagedError("too many centroids", expected=f"at most {_MAX_CENTROIDS}", found=str(n_centroids))
     if not flags & SAME_CODEBOOK:
         at += 2 * n_centroids
         if at > len(payload):

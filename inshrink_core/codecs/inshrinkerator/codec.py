@@ -24,7 +24,7 @@ from inshrink_core.codec import (
     Tuning,
     state_as,
 )
-from inshrink_core.codecs.fallback import LOSSY_DTYPES, FallbackCodec
+from inshrink_core.codecs.fallback import FallbackCodec
 from inshrink_core.codecs.inshrinkerator.block import (
     FIRST_BIN,
     InshrinkeratorReference,
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-__all__ = ["InshrinkeratorCodec", "has_symbols", "is_quantized"]
+__all__ = ["InshrinkeratorCodec"]
 
 _BINS = (2, 254)
 """Range of the number of bins; with the symbols for pruned and protected they fit a byte."""
@@ -164,6 +164,7 @@ class InshrinkeratorCodec(FallbackCodec[Plan]):
         **{"pool": "layer_type", "sigma": 0.2, "alpha": 0.01, "seed": 0, "hold_factor": _HOLD_FACTOR},
         **{"centroids": "bfloat16", "entropy": "huffman", "vectors": "exact", "buffers": "exact"},
     }
+    vectors: ClassVar = "exact"
     label = "Inshrinkerator"
     tuning = Tuning(
         tunable=Tunable(
@@ -186,24 +187,14 @@ class InshrinkeratorCodec(FallbackCodec[Plan]):
     fit: str = "exact"
     codebook: str = "held"
 
-    @property
-    def wants_gradients(self) -> bool:
-        """Whether sensitivities affect the result."""
-        prunes = max(self.prune, self.embedding_prune) > 0 and self.prune_metric == "sensitivity"
-        return self.protect > 0 or prunes
-
-    def covers(self, spec: TensorSpec) -> bool:
-        """Whether the codec quantizes a tensor."""
-        return is_quantized(spec)
-
     def observe(self, item: TensorInput, reference: TensorReference | None) -> PartitionStatistics | None:
         """Return histograms of abs(w) and abs(g·w) over integer keys; None if no threshold needs them."""
-        if not (max(self.prune, self.embedding_prune, self.protect) > 0 and is_quantized(item.spec)):
+        if not (max(self.prune, self.embedding_prune, self.protect) > 0 and self.covers(item.spec)):
             return None
         dense = histogram16(item.tensor).numpy()
         if not _is_finite(dense):
             return None
-        gradient = _known_gradient(item) if self.wants_gradients else None
+        gradient = self._gradient(item)
         sensitivity = None if gradient is None else sensitivity_histogram(item.tensor, gradient).numpy()
         return PartitionStatistics(
             KeyCounts.from_dense(dense.reshape(2, MAGNITUDE_KEYS).sum(0)),
@@ -232,19 +223,61 @@ class InshrinkeratorCodec(FallbackCodec[Plan]):
     def encode_lossy(
         self, item: TensorInput, plan: Plan, reference: TensorReference | None
     ) -> Encoded | None:
-        """Quantize a tensor; None if it has non-finite values."""
+        """Partition, fit and assign; None if the tensor has infinities or NaN."""
         spec, previous = item.spec, state_as(InshrinkeratorReference, reference, item.spec)
-        state = _quantize(self, item, plan.get(_group(spec), Thresholds()), previous)
-        if state is None:
+        cut, gradient = plan.get(_group(spec), Thresholds()), self._gradient(item)
+        by_sensitivity = gradient is not None and self.prune_metric == "sensitivity"
+        prune_below = 0 if by_sensitivity else cut.prune_magnitude
+        bounds = (cut.prune_sensitivity if by_sensitivity else 0, cut.protect_sensitivity)
+        dense = histogram16(item.tensor).numpy()
+        if not _is_finite(dense):
             return None
-        payload = pack_quantized(spec, state, previous)
-        return Encoded(Block(self.bitstream, payload), state)
+        if gradient is not None and bounds != (0, NO_UPPER):
+            dense = histogram16(item.tensor, gradient, *bounds).numpy()
+        else:
+            gradient = None
+        halves = dense.reshape(2, MAGNITUDE_KEYS)
+        halves[:, :prune_below] = 0
+        halves[:, cut.protect_magnitude :] = 0
+        histogram = key_histogram(dense, spec.dtype)
+        k = self.embedding_bins if spec.layer is LayerType.EMBEDDING else self.bins
+        fitted = fit_published(histogram, k) if self.fit == "published" else fit_exact(histogram, k)
+        codebook = round_centroids(fitted, spec.dtype)
+        if self.codebook == "held" and previous is not None and previous.codebook.numel() <= k:
+            before = previous.codebook.numpy()
+            if squared_error(histogram, before) <= _HOLD_FACTOR * squared_error(histogram, codebook):
+                codebook = before.copy()
+        table = assignment_table(
+            codebook,
+            spec.dtype,
+            first_symbol=FIRST_BIN,
+            prune_below=prune_below,
+            protect_from=cut.protect_magnitude,
+        )
+        symbols = assign(item.tensor, torch.from_numpy(table), gradient, *bounds)
+        state = InshrinkeratorReference(
+            dtype=spec.dtype,
+            shape=spec.shape,
+            symbols=symbols,
+            codebook=torch.from_numpy(codebook),
+            protected=round_to_bfloat16(gather_protected(item.tensor, symbols)),
+        )
+        return Encoded(Block(self.bitstream, pack_quantized(spec, state, previous)), state)
+
+    def _gradient(self, item: TensorInput) -> Tensor | None:
+        """Return the gradient; None if it has no effect, or its shape or dtype does not fit the tensor."""
+        prunes = max(self.prune, self.embedding_prune) > 0 and self.prune_metric == "sensitivity"
+        if not prunes and not self.protect > 0:
+            return None
+        gradient = item.auxiliary(TensorRole.GRADIENT, TensorRole.EXP_AVG)
+        fits = gradient is not None and gradient.shape == item.tensor.shape
+        return gradient if gradient is not None and fits and gradient.dtype.is_floating_point else None
 
     def decode_lossy(
         self, spec: TensorSpec, payload: memoryview, reference: TensorReference | None, device: str
     ) -> TensorReference:
         """Return the state after a payload."""
-        if not has_symbols(spec):
+        if len(spec.shape) < 2:
             raise DamagedError(f"a tensor of this kind has no {self.name} blocks")
         return parse_quantized(spec, payload, state_as(InshrinkeratorReference, reference, spec), device)
 
@@ -261,70 +294,6 @@ def _group(spec: TensorSpec) -> str:
     return spec.key if spec.layer is None else spec.layer.value
 
 
-def has_symbols(spec: TensorSpec) -> bool:
-    """Whether a tensor may be stored as symbols: a non-empty float tensor of two or more dimensions."""
-    return spec.dtype in LOSSY_DTYPES and len(spec.shape) >= 2 and spec.numel > 0
-
-
-def is_quantized(spec: TensorSpec) -> bool:
-    """Whether the lossy rule covers a tensor: a weight that may have symbols and is not marked exact."""
-    return spec.role is TensorRole.WEIGHT and has_symbols(spec) and not spec.exact
-
-
-def _known_gradient(item: TensorInput) -> Tensor | None:
-    """Return the gradient; None if its shape or dtype does not fit the tensor."""
-    gradient = item.auxiliary(TensorRole.GRADIENT, TensorRole.EXP_AVG)
-    usable = gradient is not None and gradient.shape == item.tensor.shape and gradient.dtype.is_floating_point
-    return gradient if usable else None
-
-
 def _is_finite(dense: NDArray[np.int64]) -> bool:
     """Return whether the counts contain only keys of finite values."""
     return not dense.reshape(2, MAGNITUDE_KEYS)[:, INFINITE_KEY:].any()
-
-
-def _quantize(
-    codec: InshrinkeratorCodec,
-    item: TensorInput,
-    cut: Thresholds,
-    previous: InshrinkeratorReference | None,
-) -> InshrinkeratorReference | None:
-    """Partition, fit and assign; None if the tensor has infinities or NaN."""
-    spec = item.spec
-    gradient = _known_gradient(item) if codec.wants_gradients else None
-    by_sensitivity = gradient is not None and codec.prune_metric == "sensitivity"
-    prune_below = 0 if by_sensitivity else cut.prune_magnitude
-    bounds = (cut.prune_sensitivity if by_sensitivity else 0, cut.protect_sensitivity)
-    dense = histogram16(item.tensor).numpy()
-    if not _is_finite(dense):
-        return None
-    if gradient is not None and bounds != (0, NO_UPPER):
-        dense = histogram16(item.tensor, gradient, *bounds).numpy()
-    else:
-        gradient = None
-    halves = dense.reshape(2, MAGNITUDE_KEYS)
-    halves[:, :prune_below] = 0
-    halves[:, cut.protect_magnitude :] = 0
-    histogram = key_histogram(dense, spec.dtype)
-    k = codec.embedding_bins if spec.layer is LayerType.EMBEDDING else codec.bins
-    fitted = fit_published(histogram, k) if codec.fit == "published" else fit_exact(histogram, k)
-    codebook = round_centroids(fitted, spec.dtype)
-    if codec.codebook == "held" and previous is not None and previous.codebook.numel() <= k:
-        before = previous.codebook.numpy()
-        if squared_error(histogram, before) <= _HOLD_FACTOR * squared_error(histogram, codebook):
-            codebook = before.copy()
-    table = assignment_table(
-        codebook,
-        spec.dtype,
-        first_symbol=FIRST_BIN,
-        prune_below=prune_below,
-        protect_from=cut.protect_magnitude,
-    )
-    symbols = assign(item.tensor, torch.from_numpy(table), gradient, *bounds)
-    return InshrinkeratorReference(
-        dtype=spec.dtype,
-        shape=spec.shape,
-        symbols=symbols,
-        codebook=torch.from_numpy(codebook),
-        protected=round_to_bfloat16(gather_protected(item.tensor, symbols)),
-    )

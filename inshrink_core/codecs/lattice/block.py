@@ -19,10 +19,10 @@ from inshrink_core.codecs.exact import LosslessReference, decode_exact, encode_e
 from inshrink_core.codecs.lattice.step_size import MAX_EXPONENT, MAX_UNITS, MIN_EXPONENT, StepSize, lattice_of
 from inshrink_core.codecs.shaping import Shaping
 from inshrink_core.coding.rans import decode_rans, encode_rans, estimate_bits_of_counts
-from inshrink_core.coding.raw import of_length
+from inshrink_core.coding.raw import in_range, of_length
 from inshrink_core.errors import DamagedError
 from inshrink_core.frame import Block
-from inshrink_core.ops.cpu.distance import Distance, distance_to_lattice
+from inshrink_core.ops.cpu.distance import squared_distance
 from inshrink_core.ops.cpu.lattice import pack_extra, unpack_extra
 from inshrink_core.ops.flat import as_float32, flattened, sides
 from inshrink_core.ops.lattice import (
@@ -198,32 +198,21 @@ class _Cursor:
     Tokens are decoded on `device`.
     """
 
-    def __init__(self, payload: memoryview, where: str, device: torch.device) -> None:
-        self.payload, self.where, self.device = payload, where, device
+    def __init__(self, payload: memoryview, device: torch.device) -> None:
+        self.payload, self.device = payload, device
         self.flags, self.at = payload[0] & 0xF0, 1
 
     def byte(self) -> int:
         """Return the next byte."""
         if self.at >= len(self.payload):
-            raise DamagedError("a lattice block is cut short", where=self.where)
+            raise DamagedError("a lattice block is cut short")
         self.at += 1
         return self.payload[self.at - 1]
 
-    def checked(self, value: int, low: int, high: int, name: str) -> int:
-        """Return a value after a check of its range."""
-        if not low <= value <= high:
-            raise DamagedError(
-                f"a lattice block's {name} is out of range",
-                where=self.where,
-                expected=f"{low} to {high}",
-                found=str(value),
-            )
-        return value
-
-    def units(self, name: str) -> int:
+    def units(self) -> int:
         """Return the next varint as a number of units, after a check of its range."""
         value, self.at = read_varint(self.payload, self.at)
-        return self.checked(value, 1, MAX_UNITS, name)
+        return in_range(value, 1, MAX_UNITS, "a lattice block's step size is out of range")
 
     def section(self) -> memoryview:
         """Return the next section: a length, followed by that many bytes."""
@@ -246,24 +235,21 @@ def parse(
         The payload is not valid for the tensor and reference.
     """
     if len(payload) == 0:
-        raise DamagedError("a lattice block is empty", where=spec.key)
-    kind, cursor = payload[0] & 15, _Cursor(payload, spec.key, torch.device(device))
+        raise DamagedError("a lattice block is empty")
+    kind = in_range(payload[0] & 15, 0, max(Kind), "a lattice block is of no known kind")
+    cursor = _Cursor(payload, torch.device(device))
     if kind == Kind.DELTA and reference is not None:
         return _parse_delta(spec, cursor, reference)
     if kind == Kind.EXACT:
         return _parse_exact(spec, cursor, reference, base)
     if kind == Kind.BASED and base is None:
-        raise DamagedError("a lattice block needs a base model, and its frame names none", where=spec.key)
+        raise DamagedError("a lattice block needs a base model, and its frame names none")
     if kind in (Kind.STANDALONE, Kind.SNAPSHOT, Kind.BASED):
         return _parse_alone(spec, cursor, kind == Kind.SNAPSHOT, base if kind == Kind.BASED else None)
-    if kind not in (Kind.UNCHANGED, Kind.DELTA):
-        raise DamagedError(
-            "a lattice block is of no known kind", where=spec.key, found=str(kind), expected="0 to 5"
-        )
     if reference is None:
-        raise DamagedError("a lattice delta has no reference of its dtype and shape", where=spec.key)
+        raise DamagedError("a lattice delta has no reference of its dtype and shape")
     if len(payload) > 1 or cursor.flags:
-        raise DamagedError("bytes follow in a block without change", where=spec.key)
+        raise DamagedError("bytes follow in a block without change")
     return reference if reference.exact is None else replace(reference, exact=None)
 
 
@@ -272,10 +258,10 @@ def _parse_exact(
 ) -> LatticeReference:
     """Return the state of the lattice points with the exact values that the residual yields."""
     if cursor.flags:
-        raise DamagedError("a lattice block with a residual has no flags", where=spec.key)
+        raise DamagedError("a lattice block with a residual has no flags")
     inner, residual = cursor.section(), cursor.payload[cursor.at :]
     if inner and inner[0] & 15 == Kind.EXACT:
-        raise DamagedError("a lattice block with a residual holds another", where=spec.key)
+        raise DamagedError("a lattice block with a residual holds another")
     state = parse(spec, inner, before, base, cursor.device)
     against = LosslessReference(_residual_base(inner, state.decoded(), before))
     return replace(state, exact=decode_exact(spec, residual, against).tensor.contiguous())
@@ -337,17 +323,18 @@ def _parse_alone(
     spec: TensorSpec, cursor: _Cursor, snapshot: bool, base: BaseReference | None
 ) -> LatticeReference:
     flags, device = cursor.flags, cursor.device
-    exponent = cursor.checked((cursor.byte() ^ 0x80) - 0x80, MIN_EXPONENT, MAX_EXPONENT, "exponent")
-    units = cursor.units("step_size")
+    exponent = (cursor.byte() ^ 0x80) - 0x80
+    in_range(exponent, MIN_EXPONENT, MAX_EXPONENT, "a lattice block's exponent is out of range")
+    units = cursor.units()
     divisor, context_state = units, None
     if snapshot:
-        divisor = cursor.units("divisor")
+        divisor = cursor.units()
         if flags & TRACKED:
             context_state = decode_rans(cursor.section(), spec.numel, _CONTEXT_STATES, device=device)
-            if int((context_state & CONTEXT_BITS).max()) >= N_CONTEXTS:
-                raise DamagedError("a context state is of no known kind", where=spec.key)
+            largest = int((context_state & CONTEXT_BITS).max())
+            in_range(largest, 0, N_CONTEXTS - 1, "a context state is of no known kind")
     elif flags & TRACKED and base is None:
-        raise DamagedError("a lattice block without reference has a context state", where=spec.key)
+        raise DamagedError("a lattice block without reference has a context state")
     lattice = lattice_of(StepSize(exponent, divisor), spec.dtype)
     contexts = parse_scales(cursor.section(), spec) if flags & CONTEXTS else None
     before = None if base is None else base_points(base, lattice).to(device)
@@ -358,25 +345,20 @@ def _parse_alone(
 def _parse_delta(spec: TensorSpec, cursor: _Cursor, reference: LatticeReference) -> LatticeReference:
     flags, first = cursor.flags, cursor.byte()
     shift, snap = first & ~_SNAP, bool(first & _SNAP)
-    units = cursor.units("step_size")
-    exponent = reference.step_size.exponent - shift
-    if shift > _MAX_SHIFT or exponent < MIN_EXPONENT:
-        raise DamagedError(
-            "a lattice block refines too far", where=spec.key, found=str(shift), expected="less"
-        )
+    units = cursor.units()
+    finest = min(_MAX_SHIFT, reference.step_size.exponent - MIN_EXPONENT)
+    exponent = reference.step_size.exponent - in_range(shift, 0, finest, "a lattice block refines too far")
     contexts = None
     if flags & CONTEXTS:
         if reference.context_state is None:
-            raise DamagedError("a lattice block needs a context state its reference lacks", where=spec.key)
+            raise DamagedError("a lattice block needs a context state its reference lacks")
         contexts = reference.context_state
     lattice = lattice_of(StepSize(exponent, units), spec.dtype)
     before = refined(reference, shift, lattice) if shift else reference.integers
     if before is not None and snap:
         before = snapped(before, lattice)
     if before is None:
-        raise DamagedError(
-            "a lattice block moves integers out of their bound", where=spec.key, found=str(shift)
-        )
+        raise DamagedError("a lattice block moves integers out of their bound", found=str(shift))
     context_state = reference.context_state if flags & TRACKED else None
     # Decode on the reference's device: the host for an encoder's chain, or the device of its keyframe.
     cursor.device = before.device
@@ -409,9 +391,7 @@ def _finish(
     flags, device = cursor.flags, cursor.device
     extra = cursor.section() if flags & EXTRA else None
     exact_bytes = cursor.section() if flags & HAS_EXACT else b""
-    n_tokens = cursor.byte() + 1
-    if n_tokens > N_TOKENS:
-        raise DamagedError("a lattice block has too many tokens", where=spec.key)
+    n_tokens = in_range(cursor.byte() + 1, 1, N_TOKENS, "a lattice block has too many tokens")
     stream = cursor.payload[cursor.at :]
     n_contexts = 1 if contexts is None else N_CONTEXTS
     tokens = decode_rans(stream, spec.numel, n_tokens, contexts, n_contexts, device=device)
@@ -423,18 +403,18 @@ def _finish(
     else:
         has_large = large is not None and large.size > 0
     if large is None or (extra is None) == has_large:
-        raise DamagedError("extra bits do not fit the tokens", where=spec.key)
+        raise DamagedError("extra bits do not fit the tokens")
     if n_tokens <= EXACT and exact_bytes:
-        raise DamagedError("exact values belong to no token", where=spec.key)
+        raise DamagedError("exact values belong to no token")
     moved = advance(tokens, large, *before, lattice)
-    if not moved.valid:
-        raise DamagedError("a lattice value leaves its range", where=spec.key)
+    if moved is None:
+        raise DamagedError("a lattice value leaves its range")
     return LatticeReference(
         dtype=spec.dtype,
         shape=spec.shape,
         step_size=step_size,
-        integers=moved.integers,
-        context_state=moved.context_state if flags & TRACKED else None,
+        integers=moved[0],
+        context_state=moved[1] if flags & TRACKED else None,
         exact_at=at,
         exact_values=exact,
     )
@@ -443,7 +423,7 @@ def _finish(
 def _exact_values(spec: TensorSpec, tokens: Tensor, stored: bytes | memoryview) -> tuple[Tensor, Tensor]:
     at = (tokens == EXACT).nonzero().view(-1)
     dtype: torch.dtype = getattr(torch, spec.dtype)
-    of_length(stored, at.numel() * dtype.itemsize, "exact values do not fit their tokens", spec.key)
+    of_length(stored, at.numel() * dtype.itemsize, "exact values do not fit their tokens")
     if at.numel() == 0:
         return no_exact(spec.dtype, tokens.device)
     return at, torch.from_numpy(np.frombuffer(stored, np.uint8).copy()).view(dtype).to(tokens.device)
@@ -496,13 +476,13 @@ class LatticeReference(ShapedReference):
         """Return the tensor as a copy that the caller may modify."""
         return self.decoded() if self.exact is None else self.exact.clone()
 
-    def distance(self, tensor: Tensor) -> Distance | None:
+    def distance(self, tensor: Tensor) -> tuple[float, float] | None:
         """Return the distance of values to their points, in one pass; None if any are stored otherwise."""
         if self.exact is not None or self.exact_at.numel() or self.dtype != "float32":
             return None
         if tensor.dtype != torch.float32 or tensor.device != self.integers.device:
             return None
-        return distance_to_lattice(flattened(tensor), self.integers, math.ldexp(1.0, self.step_size.exponent))
+        return squared_distance(flattened(tensor), self.integers, math.ldexp(1.0, self.step_size.exponent))
 
     def levels(self) -> Levels:
         """Return the points in use, if the tensor is small enough to list them, and the exact elements."""
@@ -572,7 +552,7 @@ def parse_scales(section: memoryview, spec: TensorSpec) -> Tensor:
     """
     rows, columns = sides(spec.shape)
     if min(rows, columns) < _MIN_SIDE:
-        raise DamagedError("a tensor of this shape has no classes of rows and columns", where=spec.key)
+        raise DamagedError("a tensor of this shape has no classes of rows and columns")
     classes = decode_rans(section, rows + columns, _N_CLASSES).numpy()
     return _contexts(classes[:rows], classes[rows:])
 

@@ -175,26 +175,24 @@ def parse(
         The payload is not valid for the shape, or refers to a missing state.
     """
     if len(payload) < _HEADER.size:
-        raise DamagedError("a block of a moment has no header", where=spec.key)
+        raise DamagedError("a block of a moment has no header")
     version, kind, base = _HEADER.unpack_from(payload)
     form_number, marks, dithered = kind & 0x1F, kind & (_DELTA | _SAME), kind & _DITHERED
     if version != _VERSION or form_number > max(Form) or abs(base) > MAX_BASE:
-        raise DamagedError("a block of a moment has an unknown form", where=spec.key, found=str(kind))
+        raise DamagedError("a block of a moment has an unknown form", found=str(kind))
     form, body, dither_seed = Form(form_number), payload[_HEADER.size :], 0
     if dithered:
         if form not in (Form.OCTAVES, Form.FACTORED) or marks & _SAME or not len(body) or not body[0]:
-            raise DamagedError("a block of a moment has an unknown dither seed", where=spec.key)
+            raise DamagedError("a block of a moment has an unknown dither seed")
         dither_seed, body = body[0], body[1:]
-    if marks and before is None:
-        raise DamagedError("a block of a moment refers to a missing state", where=spec.key)
-    if marks and before is not None and not _comparable(before, form, base):
-        raise DamagedError("a block of a moment refers to a state of another form", where=spec.key)
+    if marks and (before is None or not _comparable(before, form, base)):
+        raise DamagedError("a block of a moment refers to a state that is missing or of another form")
     if marks == _SAME and before is not None and before.codes.base == base and not len(body):
         if before.dtype != spec.dtype:
-            raise DamagedError("a block of a moment repeats a state of another dtype", where=spec.key)
+            raise DamagedError("a block of a moment repeats a state of another dtype")
         return before
     if marks & _SAME or (marks and form is Form.ZEROS):
-        raise DamagedError("a block of a moment has an unknown form", where=spec.key, found=str(kind))
+        raise DamagedError("a block of a moment has an unknown form", found=str(kind))
     place = torch.device(device) if before is None else before.device
     old = before.codes if marks and before is not None else None
     codes = Codes(base, *_parts(body, spec, form, old, place))
@@ -213,7 +211,7 @@ def _parts(
     rows = columns = elements = none = NO_BYTES.to(device)
     if form is Form.ZEROS:
         if len(body):
-            raise DamagedError("a block of zeros holds more", where=spec.key)
+            raise DamagedError("a block of zeros holds more")
         return none, none, none
     if form is not Form.OCTAVES or not old:
         n_rows, n_columns = sides(spec.shape)

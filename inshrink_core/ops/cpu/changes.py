@@ -42,21 +42,6 @@ HISTORIES = 2 * NEGATIVE
 """Number of context states."""
 
 
-class ChangeRule(NamedTuple):
-    """Float format and top exponent of a tensor's words.
-
-    Parameters
-    ----------
-    mantissa
-        Number of mantissa bits: 7, 10 or 23.
-    top
-        Exponent of class 0, which also takes larger exponents.
-    """
-
-    mantissa: int
-    top: int
-
-
 class Changes(NamedTuple):
     """Changes of one tensor.
 
@@ -307,21 +292,25 @@ def apply_changes(
     return torch.from_numpy(words).view(earlier.dtype), torch.from_numpy(new), True
 
 
-def find_contexts(earlier: Tensor, context_state: Tensor | None, mapping: Tensor, rule: ChangeRule) -> Tensor:
+def find_contexts(
+    earlier: Tensor, context_state: Tensor | None, mapping: Tensor, mantissa: int, top: int
+) -> Tensor:
     """Return the mapping's entry for the place of each element.
 
     Parameters
     ----------
     earlier, context_state
         As in `find_changes`.
-    rule
-        Mantissa and top exponent.
     mapping : (`N_PLACES`,)
         UInt8 or int16; the result has the same dtype.
+    mantissa
+        Number of mantissa bits: 7, 10 or 23.
+    top
+        Exponent of class 0, which also takes larger exponents.
     """
     before, old = unsigned(earlier), given(context_state, _NOTHING)
     values = mapping.numpy()
     out = np.empty(before.size, values.dtype.type)
     places = np.empty(_BLOCK, np.int16)
-    _contexts(before, old, values, rule.mantissa, rule.top, places, out)
+    _contexts(before, old, values, mantissa, top, places, out)
     return torch.from_numpy(out)

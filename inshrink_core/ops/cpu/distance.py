@@ -8,7 +8,7 @@ are added from first to last, so the result depends neither on threads nor on ve
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,21 +23,6 @@ SLICE = 1 << 20
 
 _F32, _F64 = np.float32, np.float64
 _LARGEST = np.finfo(np.float32).max
-
-
-class Distance(NamedTuple):
-    """Sums of squares.
-
-    Parameters
-    ----------
-    error
-        Sum of the squared differences between original and decoded values, E.
-    norm
-        Sum of the squared original values, S.
-    """
-
-    error: float
-    norm: float
 
 
 @part
@@ -68,38 +53,27 @@ def _add_squares(
         add_square(values[i], _F32(values[i] - point), i - full, errors, norms)
 
 
-def squared_distance(values: Tensor, decoded: Tensor) -> Distance:
-    """Return the sums of squared differences and squared values.
-
-    Parameters
-    ----------
-    values, decoded : Float32[Tensor, "n"]
-        Contiguous.
-    """
-    return distance_to_lattice(values, decoded, 1.0)
-
-
-def distance_to_lattice(values: Tensor, integers: Tensor, unit: float) -> Distance:
-    """Return `squared_distance` for the decoded values ``integers * unit`` without allocating them.
+def squared_distance(values: Tensor, points: Tensor, unit: float = 1.0) -> tuple[float, float]:
+    """Return the sums of squared differences and squared values, E and S, for the decoded ``points * unit``.
 
     Parameters
     ----------
     values : Float32[Tensor, "n"]
         Contiguous.
-    integers : Int32[Tensor, "n"]
-        Below 2**24 in magnitude.
+    points : Float32[Tensor, "n"] or Int32[Tensor, "n"]
+        Decoded values, or integers below 2**24 in magnitude.
     unit
         A power of two.
 
     Notes
     -----
-    O(n). Tensors on a device are copied to host memory.
+    O(n). The decoded values are not allocated. Tensors on a device are copied to host memory.
     """
-    original, points = values.cpu().numpy(), integers.cpu().numpy()
+    original, decoded = values.cpu().numpy(), points.cpu().numpy()
     error = norm = 0.0
     for begin in range(0, original.size, SLICE):
         sums, span = np.zeros((2, N_SUMS)), slice(begin, begin + SLICE)
-        _add_squares(original[span], points[span], _F32(unit), *sums)
+        _add_squares(original[span], decoded[span], _F32(unit), *sums)
         errors, norms = sums.tolist()
         error, norm = error + sum(errors), norm + sum(norms)
-    return Distance(error, norm)
+    return error, norm

@@ -17,7 +17,6 @@ from inshrink_core.ops.lattice import (
     MAX_PRODUCT,
     NEGATIVE,
     OLDEST_CONTEXT,
-    Advanced,
     Lattice,
     Rounded,
     next_context_state,
@@ -333,13 +332,13 @@ def _advance(
 
 def advance(
     tokens: Tensor, large: Int64s, integers: Tensor | None, context_state: Tensor | None, lattice: Lattice
-) -> Advanced:
+) -> tuple[Tensor, Tensor] | None:
     """See `lattice.advance`."""
     n = tokens.numel()
     after, new = np.empty(n, np.int32), np.empty(n, np.uint8)
     numbers = (given(integers, _NOTHING), given(context_state, _UNKNOWN), lattice.step_size, lattice.bound)
     valid = _advance(tokens.numpy(), large, *numbers, np.empty(_CHUNK, np.uint8), after, new)
-    return Advanced(torch.from_numpy(after), torch.from_numpy(new), valid)
+    return (torch.from_numpy(after), torch.from_numpy(new)) if valid else None
 
 
 @kernel

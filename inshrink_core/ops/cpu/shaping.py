@@ -41,8 +41,6 @@ from inshrink_core.ops.shaping import (
     RANK,
     SKETCHED,
     Factors,
-    Shaped,
-    Sketches,
 )
 
 _LANES = 16
@@ -534,7 +532,7 @@ def shape_changes(
     grade: int,
     factors: Factors,
     by_row: Factors | None = None,
-) -> Shaped:
+) -> tuple[Tensor, int, int]:
     """See `shaping.shape_changes`."""
     n, n_rows, both = factors.gains.shape[0], values.numel() // factors.gains.shape[0], by_row is not None
     changes, leads = np.empty(values.numel(), np.float32), np.zeros((n_rows, 2), np.int64)
@@ -558,10 +556,12 @@ def shape_changes(
     room = (down, work.view(np.float32), sums)
     _shape(*given, *numbers, columns, rows, *scales, n, *room, changes, leads)
     lead, square = leads.sum(0).tolist()
-    return Shaped(torch.from_numpy(changes), lead, square)
+    return torch.from_numpy(changes), lead, square
 
 
-def sketch_sides(values: Tensor, up: int, signs: Float64s, row_signs: Float64s | None) -> Sketches:
+def sketch_sides(
+    values: Tensor, up: int, signs: Float64s, row_signs: Float64s | None
+) -> tuple[Float64s, Float64s | None, float]:
     """See `shaping.sketch_sides`."""
     n_rows, n = values.shape
     wide, high = ((left + -left % _LANES) * SKETCHED for left in (n, n_rows))
@@ -574,4 +574,4 @@ def sketch_sides(values: Tensor, up: int, signs: Float64s, row_signs: Float64s |
     square = _sketch(flat, 2.0**up, n, signs.reshape(-1), of_rows, (*shorts, *sums), columns, rows)
     down = 2.0 ** (-2 * up)
     by_row = None if row_signs is None else rows.reshape(-1, SKETCHED)[:n_rows] * down
-    return Sketches(columns.reshape(-1, SKETCHED)[:n] * down, by_row, square * down)
+    return columns.reshape(-1, SKETCHED)[:n] * down, by_row, square * down

@@ -142,17 +142,13 @@ def choose_tables(counts: Int64s, precisions: Sequence[int], *, apart: bool = Fa
     return Tables(rows, frequencies, precision, packed, n_bits, cost / (1 << COST_BITS))
 
 
-def read_tables(
-    packed: UInt8s, n_bits: int, shape: tuple[int, int, int], precision: int
-) -> tuple[Int64s, Int64s, int]:
+def read_tables(packed: UInt8s, shape: tuple[int, int, int], precision: int) -> tuple[Int64s, Int64s, int]:
     """Return the table numbers, the tables and the number of bits read, or -1 for invalid bits.
 
     Parameters
     ----------
     packed
         Bytes with the bits of `Tables`, lowest first; anything may follow.
-    n_bits
-        Number of bits in `packed`.
     shape
         Numbers of contexts, tables and symbols.
     precision
@@ -160,7 +156,7 @@ def read_tables(
     """
     n_contexts, n_tables, n_symbols = shape
     rows, frequencies = np.zeros(n_contexts, np.int64), np.zeros((n_tables, n_symbols), np.int64)
-    return rows, frequencies, int(read_kernel(packed, n_bits, precision, rows, frequencies))
+    return rows, frequencies, int(read_kernel(packed, 8 * packed.size, precision, rows, frequencies))
 
 
 @brief

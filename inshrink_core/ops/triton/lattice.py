@@ -20,7 +20,6 @@ from inshrink_core.ops.lattice import (
     MAX_PRODUCT,
     NEGATIVE,
     OLDEST_CONTEXT,
-    Advanced,
     Lattice,
     Rounded,
 )
@@ -203,7 +202,7 @@ def advance(
     integers: Tensor | None,
     context_state: Tensor | None,
     lattice: Lattice,
-) -> Advanced:
+) -> tuple[Tensor, Tensor] | None:
     """See `inshrink_core.ops.lattice.advance`."""
     device, n = tokens.device, tokens.numel()
     after = torch.empty(n, dtype=torch.int32, device=device)
@@ -220,4 +219,4 @@ def advance(
     numbers = (lattice.step_size, lattice.bound, n, large.size)
     known, tracked = integers is not None, context_state is not None
     _advance[(n_blocks,)](*tensors, *numbers, known, tracked, RANKED, enable_fp_fusion=False)
-    return Advanced(after, new, not bool(outside.any()))
+    return None if bool(outside.any()) else (after, new)

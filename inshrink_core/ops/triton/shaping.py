@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from inshrink_core.ops.lattice import Lattice
-from inshrink_core.ops.shaping import FAR, MAX_COUNTED, MAX_ERROR, MAX_FEEDBACK, PARTS, RANK, Factors, Shaped
+from inshrink_core.ops.shaping import FAR, MAX_COUNTED, MAX_ERROR, MAX_FEEDBACK, PARTS, RANK, Factors
 from inshrink_core.ops.triton.lattice import nearest
 
 _RANK = tl.constexpr(RANK)
@@ -91,13 +91,6 @@ def _rounded(
     return y, q, tl.where(near, tl.minimum(tl.maximum(error, -_ERROR), _ERROR), 0)
 
 
-@triton.jit
-def _counted(moved: tl.tensor, near: tl.tensor, y: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
-    """Return ``sum(y r) - sum(r r)`` and ``sum(r r)`` of the movements r below the counting limit."""
-    movement = tl.where(near & (tl.abs(moved) < _COUNTED), moved, 0)
-    return (_PARTS * y - movement) * movement, movement * movement
-
-
 @triton.jit(do_not_specialize=["n_rows", "grade", "shift", "row_shift", "wave", "steps"])
 def _shape(
     values: tl.tensor,
@@ -167,9 +160,10 @@ def _shape(
             tl.store(down + column, column_sums + passed[:, None] * downward, mask=loaded)
             tl.debug_barrier()  # the next row reads the sums that this row has written
         if based:
-            beyond, square = _counted(moved, near, y)
-            lead += beyond
-            energy += square
+            # The sums are over movements below the counting limit.
+            movement = tl.where(near & (tl.abs(moved) < _COUNTED), moved, 0)
+            lead += (_PARTS * y - movement) * movement
+            energy += movement * movement
         tl.store(changes + place, tl.where(near, q.to(tl.float32), plain), mask=here)
     if both:
         tl.store(along + row_at, sums, mask=inside[:, None])
@@ -185,7 +179,7 @@ def shape_changes(
     grade: int,
     factors: Factors,
     by_row: Factors | None = None,
-) -> Shaped:
+) -> tuple[Tensor, int, int]:
     """See `inshrink_core.ops.shaping.shape_changes`."""
     device, n = values.device, factors.gains.shape[0]
     n_rows = values.numel() // n
@@ -205,7 +199,8 @@ def shape_changes(
     flags = (base is not None, by_row is not None, _ROWS)
     for wave in range(n_waves):
         _shape[(n_programs,)](*everything, wave, steps, *flags, enable_fp_fusion=False)
-    return Shaped(changes, *leads.sum(0).tolist())
+    lead, square = leads.sum(0).tolist()
+    return changes, lead, square
 
 
 def _sides(factors: Factors, device: torch.device) -> tuple[Tensor, Tensor]:
