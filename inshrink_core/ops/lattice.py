@@ -121,20 +121,14 @@ def changes_from(values: Tensor, integers: Tensor, lattice: Lattice) -> Tensor:
     return (values - at) * float32(lattice.reciprocal, values)
 
 
-def from_base(
-    values: Tensor, integers: Tensor | None, lattice: Lattice, base: Tensor
-) -> tuple[Tensor, Tensor]:
+def from_base(values: Tensor, integers: Tensor, lattice: Lattice, base: Tensor) -> tuple[Tensor, Tensor]:
     """Return the distances of the values and of the state from a base, in steps."""
     base, reciprocal = base.to(values.device), float32(lattice.reciprocal, values)
-    at = torch.zeros_like(values)
-    if integers is not None:
-        at = integers.to(values.device, torch.float32) * float32(lattice.unit, values)
+    at = integers.to(values.device, torch.float32) * float32(lattice.unit, values)
     return (values - base) * reciprocal, (at - base) * reciprocal
 
 
-def matched_changes(
-    values: Tensor, integers: Tensor | None, lattice: Lattice, base: Tensor, grade: int
-) -> Tensor:
+def matched_changes(values: Tensor, integers: Tensor, lattice: Lattice, base: Tensor, grade: int) -> Tensor:
     """Return the changes under matched gain, as floats.
 
     Let D be the step size, x the state, w the value, ``r = (w - base) / D`` and ``o = (x - base) / D``. The
@@ -145,7 +139,7 @@ def matched_changes(
     Parameters
     ----------
     values, integers, lattice
-        As in `round_to_lattice`.
+        As in `round_to_lattice`; the integers are given.
     base : Float32[Tensor, "n"]
         Values that training continued from.
     grade

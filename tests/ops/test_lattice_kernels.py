@@ -75,8 +75,6 @@ def test_without_integers_before_they_were_zeros(backend):
         z = large_changes(rounded.tokens, None, rounded.integers, None, 16)
         assert z.size > 3000
         assert np.array_equal(large_changes(rounded.tokens, none, rounded.integers, None, 16), z)
-    matched = [matched_changes(values, before, lattice, none.float(), MIN_GRADE) for before in (None, none)]
-    assert torch.equal(matched[0].nan_to_num(), matched[1].nan_to_num())
     decoded = rounded.integers.float() * lattice.unit
     assert float((decoded - values).nan_to_num().abs().max()) <= 0.5001 * 16 * 2.0**-18
 
