@@ -126,6 +126,19 @@ def test_extents_that_no_tensor_has_are_damaged(tmp_path, shape):
         read(path)
 
 
+DAMAGED = {"lossless/1": b"\3\x80", "lattice/1": b"\6", "moments/1": b"\1\1\0\0\2", "uniform/1": b"\xff\xff"}
+
+
+@pytest.mark.parametrize("codec", DAMAGED)
+def test_a_damaged_block_is_named_by_its_step_and_its_tensor(tmp_path, codec):
+    attributes, _, _ = hostile.constant([4, 4])
+    block, layout = (attributes, codec, DAMAGED[codec]), hostile.layout(hostile.small_header(64))
+    path = hostile.build(tmp_path / "a.inshrink", {"w": block}, layout, {"m.bin": bytes(8)})
+    with pytest.raises(DamagedError) as caught:
+        read(path)
+    assert caught.value.where == f"{path}, step 1, tensor 'w'"
+
+
 @pytest.mark.parametrize("piece", [b"\x80", b"\x91", b"\xa2ab", b"\xc4\x01x", b"\xcd\xff\xff"])
 def test_a_document_that_would_become_gigabytes_is_refused(piece):
     n = (MAX_DOCUMENT_NBYTES - 5) // len(piece)
