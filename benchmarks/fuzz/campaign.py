@@ -246,10 +246,8 @@ class Fuzzer:
         try:
             report: _Bad | _Done = worker.reports.recv()
         except EOFError:
-            status = os.waitpid(worker.pid, 0)[1]
-            case = worker.case()
+            case, verdict = worker.case(), worker.crashed(worker.target.name)
             if case is not None:
-                verdict = judging.crash_verdict(worker.target.name, status, worker.frames())
                 self._note(worker.target, case, verdict)
             self._finished(worker, worker.batch.first if case is None else case + 1)
             return
@@ -264,8 +262,7 @@ class Fuzzer:
 
     def _stop(self, worker: _BatchWorker) -> None:
         """End a worker whose case does not end."""
-        case = worker.case()
-        frames = worker.stop()
+        case, verdict = worker.case(), worker.hung(worker.target.name)
         while worker.reports.poll():
             try:
                 report = worker.reports.recv()
@@ -274,7 +271,7 @@ class Fuzzer:
             if isinstance(report, _Bad):
                 self._note(worker.target, *report)
         if case is not None:
-            self._note(worker.target, case, judging.hang_verdict(worker.target.name, frames, worker.limits))
+            self._note(worker.target, case, verdict)
             self._tally(worker.batch.target).cpu_seconds += worker.limits.cpu_seconds
         self._finished(worker, worker.batch.first if case is None else case + 1)
 

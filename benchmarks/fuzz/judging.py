@@ -238,7 +238,7 @@ class Worker:
         faulthandler.enable(file, all_threads=False)
         faulthandler.register(signal.SIGUSR1, file, all_threads=False)
 
-    def frames(self) -> tuple[str, ...]:
+    def _frames(self) -> tuple[str, ...]:
         """Return the frames of the stack that was written; empty if none was."""
         try:
             text = self._stack.read_text()
@@ -247,13 +247,21 @@ class Worker:
         found = re.findall(r'File "([^"]+)", line ([0-9]+) in (\S+)', text)
         return project_frames((name, int(line), function) for name, line, function in found) if found else ()
 
-    def stop(self) -> tuple[str, ...]:
-        """End a process that overran, and return where it was."""
+    def hung(self, target: str) -> Verdict:
+        """End a process that overran, and return the verdict on its input."""
         os.kill(self.pid, signal.SIGUSR1)
         time.sleep(0.2)
         os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)
-        return self.frames()
+        frames = self._frames()
+        key = _key("hang", target if not frames else "", frames)
+        return Verdict("hang", key, "no end", frames, self.limits.cpu_seconds)
+
+    def crashed(self, target: str) -> Verdict:
+        """Return the verdict on the input that ended a process."""
+        code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        how, frames = signal.Signals(-code).name if code < 0 else f"exit code {code}", self._frames()
+        return Verdict("crash", _key("crash", f"{how}:{'' if frames else target}", frames), how, frames)
 
     def close(self) -> None:
         """Remove what it left."""
@@ -261,20 +269,6 @@ class Worker:
         self._stack.unlink(missing_ok=True)
         self._shared.close()
         scratch.forget(self.pid)
-
-
-def hang_verdict(target: str, frames: tuple[str, ...], limits: Limits) -> Verdict:
-    """Return the verdict on an input that did not end."""
-    return Verdict(
-        "hang", _key("hang", target if not frames else "", frames), "no end", frames, limits.cpu_seconds
-    )
-
-
-def crash_verdict(target: str, status: int, frames: tuple[str, ...]) -> Verdict:
-    """Return the verdict on an input that ended its process."""
-    code = os.waitstatus_to_exitcode(status)
-    how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-    return Verdict("crash", _key("crash", f"{how}:{'' if frames else target}", frames), how, frames)
 
 
 def judge_alone(target: Target, data: bytes, limits: Limits) -> Verdict:
@@ -288,10 +282,10 @@ def judge_alone(target: Target, data: bytes, limits: Limits) -> Verdict:
     try:
         while not worker.reports.poll(0.05):
             if worker.overrun():
-                return hang_verdict(target.name, worker.stop(), limits)
+                return worker.hung(target.name)
         verdict: Verdict = worker.reports.recv()
     except EOFError:
-        return crash_verdict(target.name, os.waitpid(worker.pid, 0)[1], worker.frames())
+        return worker.crashed(target.name)
     else:
         os.waitpid(worker.pid, 0)
         return verdict
