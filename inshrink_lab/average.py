@@ -101,9 +101,9 @@ class AverageReport(Report):
     coefficients
         Coefficient of each step.
     metric
-        Metric of the evaluator; None without one.
+        Metric that is compared.
     direction
-        Better direction of the metric: ``higher`` or ``lower``; None without an evaluator.
+        Better direction of the metric: ``higher`` or ``lower``.
     judged
         Combinations evaluated.
     n_candidates
@@ -115,7 +115,7 @@ class AverageReport(Report):
     seconds
         Wall time.
     device
-        Device that decoded the archive.
+        Device that encoded or decoded tensors: ``cpu`` or ``cuda``.
     """
 
     source: str

@@ -319,7 +319,7 @@ class Rehearsal(Report):
     task
         Name of the task.
     metric
-        Metric of the task.
+        Metric that is compared.
     direction
         Better direction of the metric: ``higher`` or ``lower``.
     codec
@@ -327,7 +327,7 @@ class Rehearsal(Report):
     config
         All settings of the codec.
     optimizer
-        How optimizer state is stored.
+        How optimizer state is stored: ``exact``, ``compressed``, ``compact`` or ``drop``.
     n_steps
         Number of steps of each training.
     n_saves
@@ -339,7 +339,7 @@ class Rehearsal(Report):
     perturbed
         The control, with every weight moved by its last bit at each restore; empty without a control.
     device
-        Device of the trainings.
+        Device of the trainings: ``cpu`` or ``cuda``.
     """
 
     task: str
@@ -429,12 +429,12 @@ class Rehearsal(Report):
 
     @property
     def ratio_weights(self) -> float | None:
-        """Raw bytes over stored bytes of the weights, over all frames of the restored trainings."""
+        """Raw bytes over stored bytes of weights and buffers, including headers and indexes."""
         return ratio(self._sum("raw_weights"), self._sum("weights_nbytes"))
 
     @property
     def ratio_total(self) -> float | None:
-        """Raw bytes over stored bytes of everything, over all frames of the restored trainings."""
+        """Raw bytes over stored bytes of everything; None for an empty archive."""
         return ratio(self.raw_bytes, self.archive_bytes)
 
     def _sum(self, name: str) -> Any:
@@ -442,12 +442,12 @@ class Rehearsal(Report):
 
     @property
     def raw_bytes(self) -> int:
-        """Uncompressed bytes of everything in the frames of the restored trainings."""
+        """Uncompressed bytes of the tensors."""
         return int(self._sum("raw_total"))
 
     @property
     def archive_bytes(self) -> int:
-        """Bytes of these frames in their archives."""
+        """Bytes of the frames and the manifest."""
         return int(self._sum("nbytes"))
 
     @property
@@ -471,17 +471,17 @@ class Rehearsal(Report):
         Returns
         -------
         bounds : Bounds
-            Limits asked for. This key and the following are absent without bounds.
+            Limits asked for. Without bounds this key, ``evaluations``, ``decided`` and ``max_…`` are absent.
         max_drop : float
-            Largest drop of any save.
+            Largest drop of any step.
         max_divergence : float
-            Largest divergence of any save, in nats.
+            Largest divergence of any step, in nats.
         max_restore_cost : float
-            Largest restore cost of any save.
+            Largest restore cost of any step.
         evaluations : int
             States evaluated; originals are not counted.
         frames : [object]
-            Saves of all restored trainings.
+            Saves of all restored trainings; absent without bounds.
         frames[].seed : int
             Seed.
         frames[].step : int

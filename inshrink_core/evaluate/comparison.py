@@ -132,7 +132,7 @@ class Compared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison(Report):
-    """Compared steps of a chain, with the worst and the mean of each figure (None if no step has it).
+    """Compared steps of a chain, with the worst and the mean of each figure (null if no step has it).
 
     Parameters
     ----------
@@ -151,9 +151,9 @@ class Comparison(Report):
     steps
         Steps compared.
     device
-        Device that decoded the steps: ``cpu`` or ``cuda``.
+        Device that encoded or decoded tensors: ``cpu`` or ``cuda``.
     unreadable
-        Original checkpoints that cannot be read.
+        Checkpoints of the run that cannot be read.
     measured_at
         Unix time of the oldest reused result (docs/design.md#what-was-measured); None if all are new.
     """

@@ -81,7 +81,7 @@ class StepQuality(Figures):
     Parameters
     ----------
     config
-        Configuration of the weights, as in a config file.
+        Settings, as in a config file.
     discriminative
         Whether the previous checkpoint breaks the bounds in place of this one. If not, the last
         discriminative configuration stays.

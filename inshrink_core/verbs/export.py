@@ -89,7 +89,7 @@ class ExportReport(Report):
     seconds
         Wall time.
     device
-        Where tensors were decoded and coarsened.
+        Device that encoded or decoded tensors: ``cpu`` or ``cuda``.
     """
 
     archive: str

@@ -32,7 +32,7 @@ _SIZES: Final = ("raw_bytes", "archive_bytes", "ratio")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inventory(Report):
-    """Contents of a run or an archive.
+    """Contents of a run, or of the newest branch of an archive.
 
     Parameters
     ----------
@@ -89,7 +89,7 @@ class Inventory(Report):
         tensors[].n_steps : int
             Number of steps with this tensor.
         tensors[].raw_bytes : int
-            Uncompressed bytes over those steps.
+            Uncompressed bytes of the tensors.
         tensors[].codec : str
             Bitstream of the newest block; archives only.
         tensors[].archive_bytes : int
@@ -101,13 +101,13 @@ class Inventory(Report):
         roles{}.tensors : int
             Number of tensors.
         roles{}.raw_bytes : int
-            Their uncompressed bytes.
+            Uncompressed bytes of the tensors.
         roles{}.archive_bytes : int
-            Bytes of their blocks; archives only.
+            Bytes of the blocks; archives only.
         roles{}.ratio : float
             Raw bytes over block bytes; archives only.
         raw_bytes : int
-            Uncompressed bytes of the tensors of all steps.
+            Uncompressed bytes of the tensors.
         bytes_read : int
             Bytes read from disk.
         skipped : [object]
@@ -117,17 +117,17 @@ class Inventory(Report):
         skipped[].fate : str?
             Its fate (docs/runs.md#what-becomes-of-each-file); None without tensors of the run.
         skipped[].reason : str
-            Why it was left out.
+            Why it cannot be read or was left out.
         skipped[].unreadable : bool
             Whether it is an unreadable checkpoint (docs/runs.md#unreadable-checkpoints).
         notes : [str]
             Remarks.
         fates : {int}
-            Number of tensor files by fate (docs/runs.md#what-becomes-of-each-file); runs only.
+            Number of tensor files of the run by fate (docs/runs.md#what-becomes-of-each-file).
         unseen : Unseen
-            Bytes outside parsed tensors, stored unchanged (docs/runs.md#opaque-files); runs only.
+            Bytes outside parsed tensors, stored unchanged (docs/runs.md#opaque-files).
         codec : str?
-            Codec of the weights. This key and the following describe the newest branch of an archive.
+            Codec of the weights.
         config : object?
             All settings of the codec.
         optimizer : str?
@@ -135,13 +135,13 @@ class Inventory(Report):
         base : BaseRecord
             Base model that the archive needs; absent if none.
         ratio_total : float
-            Raw bytes over stored bytes, of everything.
+            Raw bytes over stored bytes of everything; None for an empty archive.
         ratio_weights : float
-            Raw bytes over stored bytes of weights and buffers; headers and indexes count as stored bytes.
+            Raw bytes over stored bytes of weights and buffers, including headers and indexes.
         bits_per_weight : float
             Mean stored bits of one weight at one step.
         archive_bytes : int
-            Bytes of frames and manifest.
+            Bytes of the frames and the manifest.
         originals : OriginalChecks
             Result of checking the original files when they were archived (docs/runs.md#checksums).
         needs : object?

@@ -31,9 +31,9 @@ class PruneReport(Report):
     Parameters
     ----------
     archive
-        The archive.
+        Path of the archive.
     applied
-        Whether the archive was pruned; False for a plan.
+        Whether it was done; False for a plan.
     plan
         The fate of every frame.
     before
@@ -43,7 +43,7 @@ class PruneReport(Report):
     seconds
         Wall time.
     device
-        Where tensors were decoded.
+        Device that encoded or decoded tensors: ``cpu`` or ``cuda``.
     """
 
     archive: str
@@ -117,9 +117,9 @@ class ForgetReport(Report):
     Parameters
     ----------
     archive
-        The archive.
+        Path of the archive.
     applied
-        Whether frames were given up; False for a plan.
+        Whether it was done; False for a plan.
     manifest
         Why the manifest is unusable and rebuilt from the existing frames; empty if it is usable. Without a
         manifest, lost frames that no other frame refers to are unknown, and not among the missing.

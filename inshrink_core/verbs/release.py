@@ -89,9 +89,9 @@ class ReleaseReport(Report):
     run
         Path of the run.
     archive
-        Path of the archive that holds it.
+        Path of the archive.
     applied
-        Whether checkpoints were deleted; False for a plan.
+        Whether it was done; False for a plan.
     steps
         The plan or result for each checkpoint of the run.
     finished

@@ -47,7 +47,7 @@ class RestoreReport(Report):
     Parameters
     ----------
     steps
-        Steps restored, ascending.
+        Training steps, ascending.
     paths
         Paths written.
     layout
@@ -61,7 +61,7 @@ class RestoreReport(Report):
     originals
         Result of checking the original files when they were archived (docs/runs.md#checksums).
     device
-        Where tensors were decoded.
+        Device that encoded or decoded tensors: ``cpu`` or ``cuda``.
     without_state
         Steps whose optimizer state was pruned; everything else of them was restored.
     converted

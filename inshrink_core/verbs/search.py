@@ -70,17 +70,17 @@ class ByStep:
     Parameters
     ----------
     ratio_weights
-        Raw bytes over stored bytes of weights and buffers, over the whole chain.
+        Raw bytes over stored bytes of weights and buffers, including headers and indexes.
     ratio_total
-        The same of everything.
+        Raw bytes over stored bytes of everything; None for an empty archive.
     drop
-        Drop at the worst step.
+        Relative change of the metric for the worse, signed; None if the original's metric is 0.
     divergence
-        Divergence at the worst step, in nats.
+        Divergence of the predictions (docs/evaluators.md#the-function); None if the evaluator returns none.
     restore_cost
-        Restore cost at the worst step.
+        Expected rise of the loss, as a share of it; None if unknown.
     evaluations
-        Number of restored states evaluated for it; originals are not counted.
+        States evaluated; originals are not counted.
     """
 
     ratio_weights: float | None
@@ -110,15 +110,15 @@ class SearchReport(Report):
     binding
         Figure closest to its limit; None for a target ratio.
     bounds
-        Limits asked for, including a divergence bound that was added.
+        Limits asked for. Without bounds this key, ``evaluations``, ``decided`` and ``max_…`` are absent.
     target_ratio
         The requested ratio; None if bounds were given.
     metric
-        Metric of the drop.
+        Metric that is compared.
     direction
         Better direction of the metric: ``higher`` or ``lower``.
     steps
-        Steps of the chain, ascending.
+        Training steps, ascending.
     not_discriminative
         Steps whose previous checkpoint keeps the bounds, too.
     evaluations
@@ -132,9 +132,9 @@ class SearchReport(Report):
     log
         File of the trials; None if they are not stored.
     notes
-        Caveats of the result.
+        Remarks.
     device
-        Where trials were encoded and decoded.
+        Device that encoded or decoded tensors: ``cpu`` or ``cuda``.
     output
         File of the report; None if it is not written.
     """
@@ -196,19 +196,20 @@ class SearchReport(Report):
         Returns
         -------
         best : Chain?
-            Configuration found; None if none keeps the bounds.
+            Configuration found, with the figures of its worst step; None if none keeps the bounds.
         best.ratio_total : float
             Raw bytes over stored bytes of everything; data other than weights is estimated from a sample.
         default : object
-            Result of the codec's defaults.
+            The codec's defaults, with the figures of their worst step.
         default.ratio_weights : float
-            Raw bytes over stored bytes of weights and buffers.
+            Raw bytes over stored bytes of weights and buffers, including headers and indexes.
         default.drop : float
-            Drop at the worst step.
+            Relative change of the metric for the worse, signed; None if the original's metric is 0.
         default.divergence : float
-            Divergence at the worst step, in nats.
+            Divergence of the predictions (docs/evaluators.md#the-function); None if the evaluator returns
+            none.
         default.restore_cost : float
-            Restore cost at the worst step.
+            Expected rise of the loss, as a share of it; None if unknown.
         default.keeps : bool
             Whether it keeps the bounds.
         trials : [object]

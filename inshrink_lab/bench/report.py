@@ -41,10 +41,9 @@ class Point(Report):
     direction
         Better direction of the metric.
     ratio_weights
-        Raw bytes over stored bytes of weights and buffers, over the whole chain; None for the
-        previous checkpoint, which stores nothing.
+        Raw bytes over stored bytes of weights and buffers, including headers and indexes.
     ratio_total
-        The same of everything.
+        Raw bytes over stored bytes of everything; None for an empty archive.
     max_drop
         Largest drop of any step.
     max_divergence
@@ -230,13 +229,13 @@ class BenchReport(Report):
     run
         Path of the run.
     metric
-        Metric of the drops.
+        Metric that is compared.
     direction
         Better direction of the metric: ``higher`` or ``lower``.
     steps
-        Steps of each chain, ascending.
+        Training steps, ascending.
     optimizer
-        How optimizer state was stored with codecs that do not take it.
+        How optimizer state is stored: ``exact``, ``compressed``, ``compact`` or ``drop``.
     bounds
         The bounds.
     points
@@ -248,11 +247,11 @@ class BenchReport(Report):
     resumed
         Number of configurations taken from the folder.
     notes
-        Notes for the reader.
+        Remarks.
     files
         Paths written.
     device
-        Device that encoded and decoded frames.
+        Device that encoded or decoded tensors: ``cpu`` or ``cuda``.
     """
 
     run: str
