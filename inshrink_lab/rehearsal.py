@@ -66,14 +66,13 @@ class Rehearse(Writing, Bounding, Executing, Request["Rehearsal | PartialRehears
     steps
         Number of steps of each training; by default the task's.
     control
-        Train each seed a third time and move its weights by their last bits at each restore, to measure the
-        effect of chance.
+        Train each seed a third time, with weights moved by their last bits at each restore, to measure
+        chance.
     lose
         Lose this share of the model's tensors between two saves, restore only these, and count the lost
-        steps. The results of such trainings are not stored.
+        steps. Results are not stored.
     budget
-        With --lose, limit a save to this share of a complete save's bytes, and save more often by its
-        inverse.
+        With --lose, limit a save to this share of a complete one's bytes, and save more often by its inverse.
     device
         Device of the training; it affects the result.
     threads

@@ -26,7 +26,7 @@ class Ui(Request[None]):
     port
         Port to listen on.
     root
-        A folder or an address that the explorer may show; it shows nothing else. May be repeated.
+        A folder or address that the explorer may show; it shows nothing else. May be repeated.
     browser
         Open the browser, or do not.
     window

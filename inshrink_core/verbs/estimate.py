@@ -265,8 +265,8 @@ class Estimate(Stepping, Asking, EvaluatorRequest, Writing, Computing, Reading, 
     run
         The run to estimate for.
     each
-        Estimate another configuration, too: settings, a codec or an optimizer that replace the given ones,
-        such as codec=uniform,bits=4; may be repeated.
+        Estimate another configuration, too, such as codec=uniform,bits=4: settings, codec or optimizer that
+        replace the given ones; may be repeated.
     tried
         Encode only so many steps from the middle of the run, and report the size of an archive.
     max_restore_cost

@@ -172,8 +172,8 @@ class Export(Decoding, Request[ExportReport | PackReport]):
     step
         The step; by default the last.
     weights_only
-        For transfer learning: leave out optimizer state and the files that only a resumed training needs, and
-        coarsen weights to reach `ratio`; config and tokenizer files stay.
+        For transfer learning: leave out what only a resumed training needs, and coarsen weights to reach
+        `ratio`; config and tokenizer files stay.
     ratio
         With --weights-only, the least ratio of the weights as float32 to the exported ones; by default 8.
     exact
@@ -184,10 +184,10 @@ class Export(Decoding, Request[ExportReport | PackReport]):
     without
         With --weights-only, leave these layers out, named the same way; may be repeated.
     layout
-        packed; or, with --weights-only, safetensors: one plain file that loads without Inshrink, with the
-        values that the packed file would restore.
+        packed; or, with --weights-only, safetensors: a plain file with the same values, which loads without
+        Inshrink.
     dtype
-        With --format safetensors, the dtype of floats: same, fp32, bf16 or fp16.
+        With --format safetensors, the dtype of floats.
     pack
         Copy the whole archive into one file instead.
     unpack

@@ -159,19 +159,18 @@ class Prune(Retention, Decoding, Request[PruneReport | ForgetReport]):
     archive
         The archive: a folder, or a URL.
     log
-        The training log, as CSV, JSON lines or an event file, or the run: for --keep-best. By default the
-        metrics stored with the archived steps.
+        The training log for --keep-best (CSV, JSON lines or an event file), or the run; by default the
+        archived metrics.
     keep
-        Keep these steps. A step, a list 100,200, or a range FIRST:LAST[:EVERY], both ends included; may be
-        repeated.
+        Keep these steps, given as for --steps.
     drop_branches
         Keep nothing outside the history of the newest branch.
     stand_alone
-        Re-key the frames that are encoded relative to a base model, so that the archive no longer needs it.
-        Without another rule every step stays.
+        Re-key the frames that need a base model, so that the archive does without it. Without another rule
+        every step stays.
     forget_missing
-        Instead give up frames whose files are lost, and frames that need them; rebuild an unusable manifest
-        from the existing frames.
+        Instead give up lost frames and those that need them, and rebuild an unusable manifest from the
+        existing frames.
     apply
         Change the archive. Otherwise only a plan is shown.
 

@@ -99,19 +99,18 @@ class Restore(Stepping, Computing, InParts, Decoding, Request[RestoreReport]):
     archive
         The archive to restore from.
     output
-        The folder to write to; made if missing. A single step is written right there, and so are several
-        steps that were single files in the run's own format. Other steps get one folder each, with the name
-        of the run's folder, or checkpoint-STEP.
+        The folder to write to. A single step is written right there, as are several that were single files in
+        the run's format. Others get a folder each, named as in the run, or checkpoint-STEP.
     every
         Restore every step.
     layout
-        The run's own file format, or another: same, safetensors, torch, or dcp for
-        torch.distributed.checkpoint on any number of ranks.
+        The format to write: the run's own (same), or another; dcp is for torch.distributed.checkpoint on any
+        number of ranks.
     tensors
         Only tensors whose keys match this glob, as safetensors; nothing else is read or written.
     branch
-        Search the steps in the history of this branch's last frame: a number, or the name of a checkpoint
-        without a step, such as best.
+        Restore from the history of this branch: its number, or the name of a checkpoint without a step, such
+        as best.
     force
         Overwrite existing files.
 

@@ -310,11 +310,11 @@ class Search(Stepping, Bounding, Writing, EvaluatorRequest, Computing, Reading, 
         The run to search on.
     target_ratio
         Minimize the divergence at this ratio, instead of a bound. Without both, the restore cost is bounded
-        by 0.003 (0.3 %).
+        by 0.003.
     output
-        File of the result, for compress --config. Trials are stored beside it, and the same search continues
-        from them. By default they are stored in ``.inshrink`` inside of the run, or in the user's cache if
-        the run is not writable or is a bundled sample.
+        File of the result, for compress --config. Trials are stored beside it, by default in ``.inshrink`` in
+        the run (in the user's cache if that is not writable, or a bundled sample); the same search continues
+        from them.
     budget
         Maximum number of configurations to try.
 

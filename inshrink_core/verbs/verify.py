@@ -166,8 +166,7 @@ class Verify(Sparing, InParts, Decoding, Request[Verification]):
     archive
         The archive to check.
     deep
-        Also restore every frame, including older branches, without writing files: frames that pass can be
-        restored.
+        Also restore every frame of every branch, without writing files.
     against
         The original run.
 
