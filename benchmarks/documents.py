@@ -269,8 +269,8 @@ def error_rows() -> Rows:
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a table in Markdown."""
-    first, *others = (f"| {' | '.join(cells)} |" for cells in (headings, *rows))
-    return "\n".join([first, "|---" * len(headings) + "|", *others])
+    first, *others = (" | ".join(cells) for cells in (headings, *rows))
+    return "\n".join([first, "|".join(["---"] * len(headings)), *others])
 
 
 def _key_table(rows: Rows) -> str:

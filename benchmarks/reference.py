@@ -209,7 +209,7 @@ def page(name: str) -> str:
 
 def _result(row: Layout) -> str:
     """Return what comes of a run of a layout."""
-    numbers = ", ".join(map(str, row.steps)) or "in the order shown"
+    numbers = ", ".join(map(str, row.steps)) or "in this order"
     further = {
         "also the model": row.models,
         "branch": row.branches,
@@ -218,14 +218,14 @@ def _result(row: Layout) -> str:
         "another model": row.other_models,
         "not read, and named": row.left_out,
     }
-    parts = [f"{'step' if len(row.steps) == 1 else 'steps'} {numbers}"] if row.is_readable else []
+    parts = [numbers] if row.is_readable else []
     return "; ".join([*parts, *(f"{label} {code(words)}" for label, words in further.items() if words)])
 
 
 def layouts() -> str:
     """Return the table of the layouts that are tested."""
     rows = ((row.framework, "<br>".join(map(_shown, row.shown)), _result(row)) for row in TABLE)
-    return table(("written by", "files", "what comes of it"), rows)
+    return table(("written by", "files", "steps, and what comes of other files"), rows)
 
 
 def _shown(files: str) -> str:
