@@ -273,10 +273,16 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join([first, "|".join(["---"] * len(headings)), *others])
 
 
+def _marked(key: str, kind: str) -> str:
+    """Return a key with the marks of its type: ``[]``, ``{}`` and ``?``; the schema has the type."""
+    around = {"[": "[]", "{": "{}"}.get(kind[0], "")
+    return f"{key}{around}{'?' * (kind == 'float' or kind.endswith('?'))}"
+
+
 def _key_table(rows: Rows) -> str:
     """Return a table of keys; neighbours of one type and meaning share a line."""
     groups = groupby(rows.items(), key=lambda item: item[1])
-    lines = ((code(f"{key}: {row.kind}" for key, _ in group), row.meaning) for row, group in groups)
+    lines = ((code(_marked(key, row.kind) for key, _ in group), row.meaning) for row, group in groups)
     return table(("key", "meaning"), lines)
 
 

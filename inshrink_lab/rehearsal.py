@@ -471,12 +471,8 @@ class Rehearsal(Report):
         -------
         bounds : Bounds
             Limits asked for. Without bounds this key, ``evaluations``, ``decided`` and ``max_…`` are absent.
-        max_drop : float
-            Largest drop of any step.
-        max_divergence : float
-            Largest divergence of any step, in nats.
-        max_restore_cost : float
-            Largest restore cost of any step.
+        max_drop, max_divergence, max_restore_cost : float
+            Largest value of any step.
         evaluations : int
             States evaluated; originals are not counted.
         frames : [object]

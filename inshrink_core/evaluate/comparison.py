@@ -141,13 +141,13 @@ class Comparison(Report):
     direction
         Better direction of the metric: ``higher`` or ``lower``.
     max_drop
-        Largest drop of any step.
+        Largest value of any step.
     max_divergence
-        Largest divergence of any step, in nats.
+        Largest value of any step.
     mean_divergence
         Mean divergence over the steps, in nats.
     max_restore_cost
-        Largest restore cost of any step.
+        Largest value of any step.
     steps
         Steps compared.
     device

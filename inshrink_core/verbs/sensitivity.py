@@ -85,12 +85,8 @@ class SensitivityReport(Report):
             Number of parameters.
         rows[].shape : [int]?
             Shape; None for a group.
-        rows[].mean : [float]
-            Mean by step.
-        rows[].p50 : [float]
-            Median by step.
-        rows[].p99 : [float]
-            99th percentile by step.
+        rows[].mean, rows[].p50, rows[].p99 : [float]
+            Mean, median and 99th percentile by step.
         rows[].n_nonfinite : [int]
             Number of NaN and infinite scores left out, by step.
         restored : bool

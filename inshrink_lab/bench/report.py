@@ -45,9 +45,9 @@ class Point(Report):
     ratio_total
         Raw bytes over stored bytes of everything; None for an empty archive.
     max_drop
-        Largest drop of any step.
+        Largest value of any step.
     max_divergence
-        Largest divergence of any step, in nats.
+        Largest value of any step.
     mean_divergence
         Mean divergence over the steps, in nats.
     restore_gain

@@ -652,12 +652,8 @@ class CompressReport(Report):
             Predicted cost of a restore; absent if bounds or a coarseness were given.
         bounds : Bounds
             Limits asked for. Without bounds this key, ``evaluations``, ``decided`` and ``max_…`` are absent.
-        max_drop : float
-            Largest drop of any step.
-        max_divergence : float
-            Largest divergence of any step, in nats.
-        max_restore_cost : float
-            Largest restore cost of any step.
+        max_drop, max_divergence, max_restore_cost : float
+            Largest value of any step.
         evaluations : int
             States evaluated; originals are not counted.
         decided : object?
