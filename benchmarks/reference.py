@@ -29,6 +29,10 @@ from tests.formats.layouts.table import TABLE
 SCHEMA = documents.DOCS / "documents.schema.json"
 SHARED = 3
 """An option of as many verbs, with the same explanation, is explained once for all of them."""
+SCRIPT = "a training script"
+"""What writes files without a framework, in the table of layouts."""
+RESULT = "steps, and what comes of other files"
+"""Heading of the last column of the tables of layouts."""
 GROUPS = {
     "--step-pattern": "Runs",
     "--codec": "Settings",
@@ -140,9 +144,8 @@ def _output() -> Iterable[tuple[str, str]]:
 
 
 def verbs() -> str:
-    """Return the table of the verbs."""
-    rows = ((f"[`{verb}`](#{verb})", request.summary().rstrip(".")) for verb, request in requests().items())
-    return table(("verb", "what it does"), rows)
+    """Return links to the verbs."""
+    return "\n".join(textwrap.wrap(", ".join(f"[`{verb}`](#{verb})" for verb in requests()) + ".", 140))
 
 
 def synopsis(verb: str) -> str:
@@ -223,9 +226,11 @@ def _result(row: Layout) -> str:
 
 
 def layouts() -> str:
-    """Return the table of the layouts that are tested."""
-    rows = ((row.framework, "<br>".join(map(_shown, row.shown)), _result(row)) for row in TABLE)
-    return table(("written by", "files", "steps, and what comes of other files"), rows)
+    """Return the tables of the layouts that are tested: those of scripts, then those of frameworks."""
+    rows = [(row.framework, "<br>".join(map(_shown, row.shown)), _result(row)) for row in TABLE]
+    scripts = table(("written by a script", RESULT), (row[1:] for row in rows if row[0] == SCRIPT))
+    others = table(("written by", "files", RESULT), (row for row in rows if row[0] != SCRIPT))
+    return f"{scripts}\n\n{others}"
 
 
 def _shown(files: str) -> str:
