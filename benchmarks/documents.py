@@ -212,7 +212,7 @@ def _member_rows(cls: type, key: str, path: Sequence[str]) -> Rows:
         found = _member_rows(inner, key, rest)
         first = found.pop(key)
         if around:
-            meaning = text if found else f"{text.rstrip('.')}: `{rest[-1]}` of each"
+            meaning = text if found else f"{text.rstrip('.')}: `{rest[-1]}`"
             first = Row(f"[{_nullable(first.kind, null)}]", _markdown(meaning))
         elif found:
             first = Row(first.kind, _markdown(text))

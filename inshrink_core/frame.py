@@ -113,8 +113,7 @@ class FrameInfo:
     kind
         ``keyframe`` (decodes alone) or ``delta`` (needs the previous frame).
     branch
-        0 for the first branch of training; a continuation from an earlier frame opens the next number; from
-        `NAMED_BRANCH` on, a named checkpoint.
+        Number of the branch, from 0; from `NAMED_BRANCH` on, a named checkpoint.
     generation
         Order of commits: of two frames for the same place, the higher generation is valid.
     n_parts

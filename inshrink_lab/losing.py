@@ -98,8 +98,7 @@ class PartialRehearsal(Report):
     lose
         Share of the tensors that a failure loses.
     budget
-        Share of a complete save's bytes per save; saves are more frequent by its inverse. None for complete
-        saves.
+        Share of a complete save's bytes per save; None for complete saves.
     archive_bytes
         Bytes of all saves, including keyframes.
     failures

@@ -39,7 +39,7 @@ class Figures:
         Standard error of `drop`; None if the evaluator does not return it. It is an upper bound, because both
         states are evaluated on the same samples, so that most of their errors cancel.
     failure
-        Reason why the state could not be evaluated; empty on success. A failure breaks every bound.
+        Why the state could not be evaluated; empty on success.
     """
 
     drop: float | None = None
@@ -87,13 +87,11 @@ class EvaluatedStep:
     restore_cost
         Expected rise of the loss, as a share of it; None if unknown.
     previous_drop, previous_divergence, previous_restore_cost
-        The same figures for the previous original checkpoint in place of this one; None for the first
-        step.
+        The same for the previous original checkpoint in place of this one; None for the first step.
     restore_gain
-        Share of the step's movement that a restore one step earlier keeps (docs/cli.md#compare); None
-        without ``--gain``.
+        Share of the movement that a restore one step earlier keeps (docs/cli.md#compare).
     restore_noise
-        Squared error of that share, relative to the movement; None without ``--gain``.
+        Squared error of that share, relative to the movement.
     """
 
     step: int

@@ -83,8 +83,7 @@ class StepQuality(Figures):
     config
         Settings, as in a config file.
     discriminative
-        Whether the previous checkpoint breaks the bounds in place of this one. If not, the last
-        discriminative configuration stays.
+        Whether the previous checkpoint breaks the bounds in place of this one.
     exact
         Whether the weights are stored bit for bit, because nothing coarser keeps the bounds.
     side

@@ -79,8 +79,7 @@ class EstimateReport(Report):
         Divergence of the predictions at the worst step, in nats; None if the trials do not determine
         it.
     basis
-        Source of drop and divergence: ``trials`` of this run, or an uncalibrated ``rule of thumb`` from
-        other runs.
+        Source of drop and divergence: ``trials`` of this run, or an uncalibrated ``rule of thumb``.
     rank_correlation
         Spearman's rank correlation of predicted and measured figures; None for few trials.
     n_trials
@@ -232,9 +231,8 @@ class ArchiveEstimate:
     restore_cost
         Expected rise of the loss, as a share of it; None if unknown.
     basis
-        Source of the restore cost: ``exact``, nothing is lost; ``judged``, the evaluator at the tried steps,
-        each written as small as the bound allows; ``predicted``, from trials of a search; ``unknown``, no
-        trials exist.
+        Source of the restore cost: ``exact`` (nothing is lost), ``judged`` (by the evaluator at the tried
+        steps), ``predicted`` (from trials of a search) or ``unknown``.
     bound
         Largest allowed restore cost; None: the settings apply.
     not_evaluated

@@ -85,7 +85,7 @@ class ExportReport(Report):
     layers_left_out
         Outermost modules and tensors of the model that were left out.
     converted
-        Tensors that a plain file cannot represent, and what was written instead: plain values, or parts.
+        Tensors that the format cannot represent, and what was written instead: plain values, or parts.
     seconds
         Wall time.
     device

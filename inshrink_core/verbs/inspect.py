@@ -78,8 +78,7 @@ class Inventory(Report):
             ``weight``, ``buffer``, ``exp_avg``, ``exp_avg_sq``, ``max_exp_avg_sq``, ``momentum``, ``master``,
             ``gradient``, ``step`` or ``state``.
         tensors[].unattributed : bool
-            Whether the weight of this optimizer state is unknown (docs/runs.md#whose-state-it-is); the name
-            is a number then.
+            Whether the weight of this optimizer state is unknown (docs/runs.md#whose-state-it-is).
         tensors[].dtype : str
             Torch dtype.
         tensors[].shape : [int]
@@ -147,9 +146,9 @@ class Inventory(Report):
         needs : object?
             Cost of a restore, estimated from headers; None without readable frames.
         needs.memory_restore : int
-            Bytes of memory for restoring the largest step.
+            Memory for restoring the largest step.
         needs.memory_verify : int
-            Bytes of memory for decoding all steps in turn, as ``verify --deep`` does.
+            Memory for decoding all steps in turn, as ``verify --deep`` does.
         needs.disk_step : int
             Bytes of files of the largest step.
         needs.disk_all : int
@@ -182,7 +181,7 @@ class Inventory(Report):
         missing_frames[].last : bool
             Whether it is the last frame of the newest branch.
         manifest_problem : str?
-            Fault of the manifest. The exit status is 1 then, and ``steps`` and ``frames`` cover all branches.
+            Fault of the manifest; ``steps`` and ``frames`` then cover all branches.
         unreadable_frames : [str]
             Unreadable files of frames, if the manifest is unusable.
         undecodable_steps : [int]

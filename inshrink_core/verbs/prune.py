@@ -121,8 +121,8 @@ class ForgetReport(Report):
     applied
         Whether it was done; False for a plan.
     manifest
-        Why the manifest is unusable and rebuilt from the existing frames; empty if it is usable. Without a
-        manifest, lost frames that no other frame refers to are unknown, and not among the missing.
+        Why the manifest is unusable and rebuilt from the existing frames; empty if it is usable. Without one,
+        lost frames that no other frame refers to are unknown.
     missing
         Frames whose files are lost.
     useless

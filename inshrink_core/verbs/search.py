@@ -105,8 +105,8 @@ class SearchReport(Report):
     default, default_keeps
         The chain of the codec's defaults, and whether it keeps the bounds.
     by_step
-        Result of ``compress`` under the same bounds, with settings per step; None for a target ratio,
-        with a budget, and for codecs other than the lattice.
+        Result of ``compress`` under the same bounds, with settings per step; None for a target ratio, a
+        budget, and codecs other than the lattice.
     binding
         Figure closest to its limit; None for a target ratio.
     bounds

@@ -649,7 +649,7 @@ class CompressReport(Report):
         waiting : [int]
             Steps that wait for other parts; absent without ``--part``.
         predicted : PredictedCost
-            Predicted cost of a restore; absent if bounds or a coarseness were given.
+            Predicted cost of a restore; absent with bounds or a coarseness.
         bounds : Bounds
             Limits asked for. Without bounds this key, ``evaluations``, ``decided`` and ``max_…`` are absent.
         max_drop, max_divergence, max_restore_cost : float
