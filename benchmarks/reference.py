@@ -214,12 +214,12 @@ def _result(row: Layout) -> str:
     """Return what comes of a run of a layout."""
     numbers = ", ".join(map(str, row.steps)) or "in this order"
     further = {
-        "also the model": row.models,
+        "model": row.models,
         "branch": row.branches,
         "duplicate": row.duplicates,
-        "archived with them": row.beside,
+        "archived, too": row.beside,
         "another model": row.other_models,
-        "not read, and named": row.left_out,
+        "not read": row.left_out,
     }
     parts = [numbers] if row.is_readable else []
     return "; ".join([*parts, *(f"{label} {code(words)}" for label, words in further.items() if words)])
