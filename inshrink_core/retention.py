@@ -40,11 +40,10 @@ class Retention:
     keep_every
         Keep the steps that are multiples of N.
     keep_best
-        Keep the N steps with the best values of a metric, such as val_loss:3, or score:3:higher if its name
-        does not imply the direction; may be repeated.
+        Keep the N steps with the best metric: val_loss:3, or score:3:higher if its name implies no direction;
+        may be repeated.
     optimizer_last
-        Keep the optimizer state of only the last N steps of each branch. Without another rule every step
-        stays.
+        Keep the optimizer state of only the last N steps of each branch.
 
     Examples
     --------

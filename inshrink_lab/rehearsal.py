@@ -70,7 +70,7 @@ class Rehearse(Writing, Bounding, Executing, Request["Rehearsal | PartialRehears
         chance.
     lose
         Lose this share of the model's tensors between two saves, restore only these, and count the lost
-        steps. Results are not stored.
+        steps.
     budget
         With --lose, limit a save to this share of a complete one's bytes, and save more often by its inverse.
     device

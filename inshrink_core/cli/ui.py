@@ -22,7 +22,7 @@ class Ui(Request[None]):
     path
         A run or an archive to open at once, also at an address in a bucket.
     host
-        Address to listen on; others can connect only if you change it.
+        Address to listen on; by default only this computer can connect.
     port
         Port to listen on.
     root

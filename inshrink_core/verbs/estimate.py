@@ -263,10 +263,10 @@ class Estimate(Stepping, Asking, EvaluatorRequest, Writing, Computing, Reading, 
     run
         The run to estimate for.
     each
-        Estimate another configuration, too, such as codec=uniform,bits=4: settings, codec or optimizer that
-        replace the given ones; may be repeated.
+        Estimate another configuration, too: codec=uniform,bits=4 replaces codec and settings; may be
+        repeated.
     tried
-        Encode only so many steps from the middle of the run, and report the size of an archive.
+        Encode N steps from the middle of the run, and report the size of an archive.
     max_restore_cost
         With --try and an evaluator: evaluate these steps, each written as small as this bound allows.
     by_tensor

@@ -173,14 +173,14 @@ class Export(Decoding, Request[ExportReport | PackReport]):
         The step; by default the last.
     weights_only
         For transfer learning: leave out what only a resumed training needs, and coarsen weights to reach
-        `ratio`; config and tokenizer files stay.
+        `ratio`.
     ratio
-        With --weights-only, the least ratio of the weights as float32 to the exported ones; by default 8.
+        With --weights-only, the least ratio of float32 weights to the exported ones; by default 8.
     exact
         With --weights-only, keep every bit of the archived weights.
     tensors
-        With --weights-only, export only these layers: the name of a tensor or a module, else a glob, a
-        /regular expression/ or a part of names; may be repeated.
+        With --weights-only, export only these layers: a tensor or module, else a glob, a /regular expression/
+        or a part of names; may be repeated.
     without
         With --weights-only, leave these layers out, named the same way; may be repeated.
     layout

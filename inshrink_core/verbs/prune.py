@@ -159,18 +159,16 @@ class Prune(Retention, Decoding, Request[PruneReport | ForgetReport]):
     archive
         The archive: a folder, or a URL.
     log
-        The training log for --keep-best (CSV, JSON lines or an event file), or the run; by default the
-        archived metrics.
+        The training log for --keep-best (CSV, JSON lines, an event file, or the run); by default the archived
+        metrics.
     keep
         Keep these steps, given as for --steps.
     drop_branches
         Keep nothing outside the history of the newest branch.
     stand_alone
-        Re-key the frames that need a base model, so that the archive does without it. Without another rule
-        every step stays.
+        Re-key the frames that need a base model, so that the archive does without it.
     forget_missing
-        Instead give up lost frames and those that need them, and rebuild an unusable manifest from the
-        existing frames.
+        Instead give up lost frames and those that need them, and rebuild an unusable manifest.
     apply
         Change the archive. Otherwise only a plan is shown.
 

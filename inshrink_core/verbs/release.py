@@ -182,8 +182,7 @@ class Release(Stepping, Reading, Decoding, Request[ReleaseReport]):
     keep_newest
         Number of newest checkpoints that are never released.
     lossy
-        Also release originals that the archive restores with an error, as the default codec does. Only the
-        lossy copy remains.
+        Also release originals of which only a lossy copy remains, as with the default codec.
     apply
         Delete the checkpoints. Otherwise only a plan is shown.
 

@@ -99,18 +99,17 @@ class Restore(Stepping, Computing, InParts, Decoding, Request[RestoreReport]):
     archive
         The archive to restore from.
     output
-        The folder to write to. A single step is written right there, as are several that were single files in
-        the run's format. Others get a folder each, named as in the run, or checkpoint-STEP.
+        The folder to write to. Single steps, and steps that were single files, are written right there.
+        Others get a folder each, named as in the run, or checkpoint-STEP.
     every
         Restore every step.
     layout
-        The format to write: the run's own (same), or another; dcp is for torch.distributed.checkpoint on any
+        The format to write: the run's own (same), or another; dcp is torch.distributed.checkpoint on any
         number of ranks.
     tensors
         Only tensors whose keys match this glob, as safetensors; nothing else is read or written.
     branch
-        Restore from the history of this branch: its number, or the name of a checkpoint without a step, such
-        as best.
+        Restore from this branch: its number, or the name of a checkpoint without a step, such as best.
     force
         Overwrite existing files.
 

@@ -313,8 +313,7 @@ class Search(Stepping, Bounding, Writing, EvaluatorRequest, Computing, Reading, 
         by 0.003.
     output
         File of the result, for compress --config. Trials are stored beside it, by default in ``.inshrink`` in
-        the run (in the user's cache if that is not writable, or a bundled sample); the same search continues
-        from them.
+        the run or in the user's cache; the same search continues from them.
     budget
         Maximum number of configurations to try.
 

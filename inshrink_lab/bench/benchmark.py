@@ -44,8 +44,8 @@ class Bench(Stepping, EvaluatorRequest, Computing, Reading, Request[BenchReport]
         The bounds: drop of the worst step, or mean divergence. By default a drop of 0.005, 0.01 and 0.02 and,
         with predictions, a divergence of 0.003, 0.01 and 0.03.
     optimizer
-        How to store optimizer state with codecs that do not take it; with drop, sweeps are fast and the
-        ratios cover only the weights.
+        How to store optimizer state with codecs that do not take it; with drop, ratios cover only the
+        weights.
     output
         Folder for the measured points; existing points are reused.
     refine

@@ -68,8 +68,8 @@ class Stepping:
     Parameters
     ----------
     steps
-        A step, a list 100,200, or a range FIRST:LAST[:EVERY], both ends included; may be repeated. By default
-        all steps; for a restore, the last one.
+        A step, a list 100,200, or a range FIRST:LAST[:EVERY] with both ends; may be repeated. By default all
+        steps; for a restore, the last.
     """
 
     steps: Steps = None
@@ -236,12 +236,12 @@ class Writing:
         Codec of the weights; by default the archive's, else lattice.
     config
         Settings from a TOML or JSON file, or the result of a search; options override them. In Python also a
-        mapping of settings, or a codec.
+        mapping, or a codec.
     settings
         A setting of the codec; may be repeated.
     optimizer
-        How to store optimizer state: exact (bit for bit), compressed (magnitudes to a factor of two), compact
-        (rank-one factors) or drop; by default compressed, or exact with exact weights.
+        How to store optimizer state: bit for bit, magnitudes to a factor of two, rank-one factors, or not at
+        all; by default compressed, or exact with exact weights.
     keyframe_every
         Frames from one keyframe to the next; by default 32.
     """
@@ -306,11 +306,11 @@ class Bounding:
     max_drop
         Largest drop: how much worse the metric of a restored step is than the original's; 0.01 is 1 %.
     max_divergence
-        Largest divergence: mean KL divergence of a restored step's predictions from the original's, in nats;
-        inf is no bound. Beside --max-drop, compress uses 0.003 if the evaluator returns log_probs.
+        Largest mean KL divergence of a restored step's predictions from the original's, in nats; inf is no
+        bound. Beside --max-drop, compress uses 0.003 if the evaluator returns log_probs.
     max_restore_cost
-        Largest restore cost: the expected rise of the loss when training continues from a restored step,
-        relative to the loss. With an evaluator and no bound, compress uses 0.003 (0.3 %).
+        Largest restore cost: the expected relative rise of the loss when training continues from a restored
+        step. With an evaluator and no bound, compress uses 0.003 (0.3 %).
     """
 
     max_drop: Annotated[float | None, Option(metavar="FRACTION", least=0)] = None
@@ -338,8 +338,8 @@ class Compressing(Stepping, Writing, Bounding, EvaluatorRequest, Computing, Spar
     archive
         The archive to make or to append to.
     coarseness
-        Rounding step of the weights, relative to their movement between checkpoints (lattice codec): about
-        0.25 to 10, by default 0.5. Higher is smaller and less exact.
+        Rounding step of the weights relative to their movement between checkpoints (lattice codec), about
+        0.25 to 10, by default 0.5: higher is smaller and less exact.
     resumed_from
         The archived step that training was restored from; a branch begins there.
     base
@@ -349,18 +349,15 @@ class Compressing(Stepping, Writing, Bounding, EvaluatorRequest, Computing, Spar
     watch
         Run beside a training, and archive each checkpoint when it is finished.
     interval
-        Seconds between polls. A checkpoint is finished when it can be read and did not change between two
-        polls.
+        Seconds between polls. A checkpoint is finished when it is readable and did not change between two.
     until
         End when this step or a later one is archived.
     idle
         End after so many seconds without a newly archived step or a new unreadable file.
     release
-        Delete archived originals, except the newest two, that the archive restores bit for bit; each is
-        restored and compared first.
+        Delete originals, except the newest two, once they are compared and restored bit for bit.
     lossy
-        Also release originals that the archive restores with an error, as the default codec does. Only the
-        lossy copy remains.
+        Also release originals of which only a lossy copy remains, as with the default codec.
     look_ahead
         Whether the codec of a new archive may read some of the steps first, to plan for the whole run. Switch
         it off where a run is written step by step as it grows.
