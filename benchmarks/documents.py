@@ -380,7 +380,8 @@ def reference() -> str:
         parts.append(f"\n## {verb}")
         for report, rows in found:
             summary = (inspect.getdoc(report) or "").split("\n\n", 1)[0]
-            parts.append(f"\n{' '.join(summary.split())}\n\n{_described(rows, common, 0)}")
+            introduction = f"{' '.join(summary.split())}\n\n" if summary != f"Result of `{verb}`." else ""
+            parts.append(f"\n{introduction}{_described(rows, common, 0)}")
     return "\n".join(parts)
 
 
