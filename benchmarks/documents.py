@@ -212,7 +212,7 @@ def _member_rows(cls: type, key: str, path: Sequence[str]) -> Rows:
         found = _member_rows(inner, key, rest)
         first = found.pop(key)
         if around:
-            meaning = text if found else f"{text.rstrip('.')}: `{rest[-1]}` of each"
+            meaning = text if found else f"{text.rstrip('.')}: `{rest[-1]}`"
             first = Row(f"[{_nullable(first.kind, null)}]", _markdown(meaning))
         elif found:
             first = Row(first.kind, _markdown(text))
@@ -269,15 +269,21 @@ def error_rows() -> Rows:
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a table in Markdown."""
-    first, *others = (f"| {' | '.join(cells)} |" for cells in (headings, *rows))
-    return "\n".join([first, "|---" * len(headings) + "|", *others])
+    first, *others = (" | ".join(cells) for cells in (headings, *rows))
+    return "\n".join([first, "|".join(["---"] * len(headings)), *others])
+
+
+def _marked(key: str, kind: str) -> str:
+    """Return a key with the marks of its type: ``[]``, ``{}`` and ``?``; the schema has the type."""
+    around = {"[": "[]", "{": "{}"}.get(kind[0], "")
+    return f"{key}{around}{'?' * (kind == 'float' or kind.endswith('?'))}"
 
 
 def _key_table(rows: Rows) -> str:
     """Return a table of keys; neighbours of one type and meaning share a line."""
     groups = groupby(rows.items(), key=lambda item: item[1])
-    lines = ((code(key for key, _ in group), f"`{row.kind}`", row.meaning) for row, group in groups)
-    return table(("key", "type", "meaning"), lines)
+    lines = ((code(_marked(key, row.kind) for key, _ in group), row.meaning) for row, group in groups)
+    return table(("key", "meaning"), lines)
 
 
 def code(words: Iterable[str]) -> str:
@@ -297,45 +303,85 @@ def _renamed() -> Iterator[Sequence[str]]:
     return ((f"`{field}`", f"`{name}`", code(found)) for (field, name), found in verbs.items())
 
 
-def _inside(rows: Rows, key: str) -> Rows:
-    """Return the rows of the keys within a key, by the rest of their name."""
-    starts = tuple(f"{key}{around}." for around in ("", "[]", "{}"))
-    return {name: row for name, row in rows.items() if name.startswith(starts)}
+class _Unit(NamedTuple):
+    """What a key means, wherever it is: its own name, type and meaning, and the keys within it."""
+
+    name: str
+    kind: str
+    meaning: str
+    within: tuple[tuple[str, Row], ...]
 
 
-def _described(rows: Rows, verb: str, known: dict[Any, str]) -> str:
-    """Return the table of a document's keys, and a list of those that earlier tables explain.
+def _unit(rows: Rows, key: str) -> _Unit:
+    starts, row = _starts(key), rows[key]
+    inside = ((name.removeprefix(key), item) for name, item in rows.items() if name.startswith(starts))
+    return _Unit(key.rpartition(".")[2], row.kind.rstrip("?"), row.meaning, tuple(inside))
 
-    `known` has the verb whose table explains a key, or the keys within it; this adds the new ones.
-    """
-    listed, earlier = dict(rows), dict[str, list[str]]()
+
+def _starts(key: str) -> tuple[str, ...]:
+    """Return how the keys within a key begin."""
+    return tuple(f"{key}{around}." for around in ("", "[]", "{}"))
+
+
+def common_keys(tables: Iterable[Rows]) -> dict[_Unit, str]:
+    """Return the keys that several tables have, with their types; of several meanings, the most frequent."""
+    found: dict[_Unit, list[str]] = {}
+    for rows in tables:
+        known: tuple[str, ...] = ()
+        for key, row in rows.items():
+            if not key.startswith(known):
+                unit = _unit(rows, key)
+                known += _starts(key) if unit in found else ()
+                found.setdefault(unit, []).append(row.kind)
+    several = sorted((unit for unit in found if len(found[unit]) > 1), key=lambda unit: len(found[unit]))
+    chosen = {unit.name: unit for unit in several}
+    return {chosen[name]: max(found[chosen[name]], key=len) for name in sorted(chosen)}
+
+
+def _described(rows: Rows, common: Collection[_Unit], outermost: int = 1) -> str:
+    """Return the table of a document's keys; of common ones from a depth on, only their names."""
+    listed, also, hidden = Rows(), dict[str, list[str]](), tuple[str, ...]()
     for key, row in rows.items():
-        inside = _inside(rows, key)
-        within = tuple((name.removeprefix(key), item) for name, item in inside.items())
-        if key not in listed or (len(_steps(key)) > 1 and not within):
+        unit = _unit(rows, key)
+        if key.startswith(hidden):
             continue
-        if (first := known.setdefault((key, row, within), verb)) != verb and len(_steps(key)) == 1:
-            earlier.setdefault(first, []).append(key)
-            listed = {name: item for name, item in listed.items() if name != key and name not in inside}
-        elif within and (first := known.setdefault(within, verb)) != verb:
-            listed = {name: item for name, item in listed.items() if name not in inside}
-            listed[key] = row._replace(meaning=f"{row.meaning}; its keys are those [of `{first}`](#{first})")
-    others = "; ".join(f"{code(keys)} (see [`{name}`](#{name}))" for name, keys in earlier.items())
-    return _key_table(listed) + (f"\n\nAlso {others}." if others else "")
+        if unit in common and key.count(".") >= outermost:
+            also.setdefault(key.rpartition(".")[0].rstrip("[]{}"), []).append(unit.name)
+            hidden += _starts(key)
+        else:
+            listed[key] = row
+    for key, names in also.items():
+        if key:
+            listed[key] = listed[key]._replace(meaning=f"{listed[key].meaning}; also {code(sorted(names))}")
+    others = f"\n\nAlso {code(sorted(also['']))}." if "" in also else ""
+    return (_key_table(listed) if listed else "") + others
+
+
+def _common_table(common: Mapping[_Unit, str]) -> str:
+    """Return the table of the common keys."""
+    rows = Rows()
+    for unit, kind in common.items():
+        rows |= {unit.name: Row(kind, unit.meaning)} | {unit.name + rest: row for rest, row in unit.within}
+    return _described(rows, common)
 
 
 def reference() -> str:
     """Return the tables of docs/json.md."""
     progress = _listed_rows(output.shown_progress, "Notes")
+    reporting = [verb for verb, request in requests().items() if request.REPORTS and verb != "run"]
+    documents = {
+        verb: [(report, rows_of(report)) for report in reports_of(requests()[verb])] for verb in reporting
+    }
+    common = common_keys(rows for found in documents.values() for _, rows in found)
     parts = ["## Requests\n", table(("field", "option or argument", "verbs"), _renamed())]
     parts += ["\n## Progress lines\n", _key_table(progress), "\n## Errors\n", _key_table(error_rows())]
-    known: dict[Any, str] = {}
-    for verb, request in requests().items():
-        if request.REPORTS and verb != "run":
-            parts.append(f"\n## {verb}")
-            for report in reports_of(request):
-                summary = (inspect.getdoc(report) or "").split("\n\n", 1)[0]
-                parts.append(f"\n{' '.join(summary.split())}\n\n{_described(rows_of(report), verb, known)}")
+    parts += ["\n## Common keys\n", _common_table(common)]
+    for verb, found in documents.items():
+        parts.append(f"\n## {verb}")
+        for report, rows in found:
+            summary = (inspect.getdoc(report) or "").split("\n\n", 1)[0]
+            introduction = f"{' '.join(summary.split())}\n\n" if summary != f"Result of `{verb}`." else ""
+            parts.append(f"\n{introduction}{_described(rows, common, 0)}")
     return "\n".join(parts)
 
 

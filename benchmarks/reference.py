@@ -14,7 +14,7 @@ import json
 import re
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import get_args, get_type_hints
 
@@ -29,6 +29,19 @@ from tests.formats.layouts.table import TABLE
 SCHEMA = documents.DOCS / "documents.schema.json"
 SHARED = 3
 """An option of as many verbs, with the same explanation, is explained once for all of them."""
+SCRIPT = "a training script"
+"""What writes files without a framework, in the table of layouts."""
+RESULT = "steps, and what comes of other files"
+"""Heading of the last column of the tables of layouts."""
+GROUPS = {
+    "--step-pattern": "Runs",
+    "--codec": "Settings",
+    "--max-drop": "Bounds",
+    "--evaluator": "Evaluation",
+    "--part": "Parts",
+    "--base": "Decoding",
+}
+"""Headings of options that the same verbs share, by the first of them."""
 MORE = {
     "base": "transfer.md#from-a-base-model",
     "evaluator": "evaluators.md",
@@ -71,7 +84,7 @@ def _text(field: Option) -> str:
         notes.append(f"default {default}")
     if field.least is not None and field.most is not None:
         notes.append(f"{field.least:g} to {field.most:g}")
-    elif field.least is not None:
+    elif field.least not in (None, 0, 1):
         notes.append(f"at least {field.least:g}")
     if field.name in MORE:
         notes.append(f"[more]({MORE[field.name]})")
@@ -93,19 +106,28 @@ def shared() -> dict[tuple[str, str], list[str]]:
     return {key: found for key, found in verbs.items() if len(found) >= SHARED}
 
 
+def groups() -> dict[str, list[tuple[str, str]]]:
+    """Return the options that the same verbs share, by the names of their groups, and the others under ""."""
+    by_verbs: dict[tuple[str, ...], list[tuple[str, str]]] = {}
+    for option, found in shared().items():
+        by_verbs.setdefault(tuple(found), []).append(option)
+    named: dict[str, list[tuple[str, str]]] = {"": []}
+    for options in by_verbs.values():
+        named.setdefault(GROUPS.get(_first(options[0]), ""), []).extend(options)
+    return named
+
+
+def _first(option: tuple[str, str]) -> str:
+    """Return the first name of an option."""
+    return option[0].split("`")[1].split()[0]
+
+
 def shared_options() -> str:
-    """Return the table of the options that several verbs have."""
-    rows = ((head, text, _which(verbs)) for (head, text), verbs in shared().items())
-    reporting = _which([verb for verb, request in requests().items() if request.REPORTS])
-    printed = ((head, text, reporting) for head, text in _output())
-    return table(("option", "meaning", "verbs"), [*printed, *rows])
-
-
-def _which(verbs: Sequence[str]) -> str:
-    """Name verbs, or those that are left out where these are fewer."""
-    others = [verb for verb in requests() if verb not in verbs]
-    listed = ", ".join(f"`{verb}`" for verb in min(verbs, others, key=len))
-    return listed if len(verbs) <= len(others) else f"all but {listed}"
+    """Return the tables of the options that several verbs have."""
+    named = groups()
+    parts = [table(("option", "meaning"), [*_output(), *named.pop("")])]
+    parts += [f"### {name}\n\n{table(('option', 'meaning'), rows)}" for name, rows in named.items()]
+    return "\n\n".join(parts)
 
 
 def _output() -> Iterable[tuple[str, str]]:
@@ -122,9 +144,8 @@ def _output() -> Iterable[tuple[str, str]]:
 
 
 def verbs() -> str:
-    """Return the table of the verbs."""
-    rows = ((f"[`{verb}`](#{verb})", request.summary().rstrip(".")) for verb, request in requests().items())
-    return table(("verb", "what it does"), rows)
+    """Return links to the verbs."""
+    return "\n".join(textwrap.wrap(", ".join(f"[`{verb}`](#{verb})" for verb in requests()) + ".", 140))
 
 
 def synopsis(verb: str) -> str:
@@ -151,9 +172,11 @@ def options(verb: str) -> str:
         rows = [_key(field) for field in listed if field.needs == needed and _key(field) not in common]
         head = f"With `--{needed.replace('_', '-')}`:\n\n" if needed else ""
         parts += [head + table(("option", "meaning"), rows)] if rows else []
-    also = [f"`{field.names[0]}`" for field in listed if _key(field) in common]
+    keys, named = {_key(field) for field in listed}, groups()
+    also = [f"[{name.lower()}](#{name.lower()})" for name in named if name and keys & {*named[name]}]
+    also += [f"`{_first(option)}`" for option in named[""] if option in keys]
     if also:
-        parts.append(f"Also the [common options](#common-to-all-verbs) {', '.join(also)}.")
+        parts.append(f"Also {', '.join(also)}.")
     return "\n\n".join(parts)
 
 
@@ -189,23 +212,25 @@ def page(name: str) -> str:
 
 def _result(row: Layout) -> str:
     """Return what comes of a run of a layout."""
-    numbers = ", ".join(map(str, row.steps)) or "in the order shown"
+    numbers = ", ".join(map(str, row.steps)) or "in this order"
     further = {
-        "also the model": row.models,
+        "model": row.models,
         "branch": row.branches,
         "duplicate": row.duplicates,
-        "archived with them": row.beside,
+        "archived, too": row.beside,
         "another model": row.other_models,
-        "not read, and named": row.left_out,
+        "not read": row.left_out,
     }
-    parts = [f"{'step' if len(row.steps) == 1 else 'steps'} {numbers}"] if row.is_readable else []
+    parts = [numbers] if row.is_readable else []
     return "; ".join([*parts, *(f"{label} {code(words)}" for label, words in further.items() if words)])
 
 
 def layouts() -> str:
-    """Return the table of the layouts that are tested."""
-    rows = ((row.framework, "<br>".join(map(_shown, row.shown)), _result(row)) for row in TABLE)
-    return table(("written by", "files", "what comes of it"), rows)
+    """Return the tables of the layouts that are tested: those of scripts, then those of frameworks."""
+    rows = [(row.framework, "<br>".join(map(_shown, row.shown)), _result(row)) for row in TABLE]
+    scripts = table(("written by a script", RESULT), (row[1:] for row in rows if row[0] == SCRIPT))
+    others = table(("written by", "files", RESULT), (row for row in rows if row[0] != SCRIPT))
+    return f"{scripts}\n\n{others}"
 
 
 def _shown(files: str) -> str:

@@ -109,12 +109,11 @@ class FrameInfo:
     parent_id
         The frame that it continues (its reference, if it is a delta); None for the first.
     step
-        Training step of the checkpoint.
+        Training step.
     kind
-        Keyframe or delta.
+        ``keyframe`` (decodes alone) or ``delta`` (needs the previous frame).
     branch
-        0 for the first branch of training; a continuation from an earlier frame opens the next number; from
-        `NAMED_BRANCH` on, a named checkpoint.
+        Number of the branch, from 0; from `NAMED_BRANCH` on, a named checkpoint.
     generation
         Order of commits: of two frames for the same place, the higher generation is valid.
     n_parts
@@ -134,7 +133,7 @@ class FrameInfo:
 
     @property
     def nbytes(self) -> int:
-        """Size of the frame in all its parts, including header, index and trailer."""
+        """Size of the frame."""
         return sum(file.nbytes for file in self.files)
 
     @property

@@ -40,11 +40,10 @@ class Retention:
     keep_every
         Keep the steps that are multiples of N.
     keep_best
-        Keep the N steps with the best values of a metric, such as val_loss:3; score:3:higher adds the
-        direction if the name does not imply it. May be repeated.
+        Keep the N steps with the best metric: val_loss:3, or score:3:higher if its name implies no direction;
+        may be repeated.
     optimizer_last
-        Keep the optimizer state of only the last N steps of each branch. Without another rule no step is
-        removed.
+        Keep the optimizer state of only the last N steps of each branch.
 
     Examples
     --------

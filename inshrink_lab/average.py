@@ -101,9 +101,9 @@ class AverageReport(Report):
     coefficients
         Coefficient of each step.
     metric
-        Metric of the evaluator; None without one.
+        Metric that is compared.
     direction
-        Better direction of the metric: ``higher`` or ``lower``; None without an evaluator.
+        Better direction of the metric: ``higher`` or ``lower``.
     judged
         Combinations evaluated.
     n_candidates
@@ -115,7 +115,7 @@ class AverageReport(Report):
     seconds
         Wall time.
     device
-        Device that decoded the archive.
+        Device that encoded or decoded tensors: ``cpu`` or ``cuda``.
     """
 
     source: str
@@ -147,11 +147,11 @@ class Average(Stepping, EvaluatorRequest, Opening, Request[AverageReport]):
     source
         A run or an archive.
     output
-        Folder to write into: the files of the last step with other weights, and average.json.
+        Folder to write the files of the last step with other weights, and average.json.
     weights
         uniform: equal weights; ema: larger weights for later steps. In Python also a list of coefficients.
     decay
-        Decay of --weights ema from one step to the next, and of the baseline of a search.
+        Decay of ema, per step, also as the baseline of a search.
     search
         Search for the coefficients with the best metric; they sum to 1.
     budget
@@ -159,7 +159,7 @@ class Average(Stepping, EvaluatorRequest, Opening, Request[AverageReport]):
     seed
         Seed of random choices.
     held_out
-        An evaluator on other data. It evaluates the result and the baselines, but does not affect the search.
+        An evaluator on other data, for the result and the baselines; it does not affect the search.
     layout
         File layout to write; same: that of the last step.
     force

@@ -44,7 +44,7 @@ class PartialFailure:
     Parameters
     ----------
     seed
-        Seed of the training.
+        Seed.
     saved_at
         Step of the last complete save, or of the save in its place under a budget.
     failed_at
@@ -84,7 +84,7 @@ class PartialRehearsal(Report):
     task
         Name of the task.
     metric
-        Metric of the task.
+        Metric that is compared.
     direction
         Better direction of the metric: ``higher`` or ``lower``.
     codec
@@ -92,14 +92,13 @@ class PartialRehearsal(Report):
     config
         All settings of the codec.
     optimizer
-        How optimizer state is stored.
+        How optimizer state is stored: ``exact``, ``compressed``, ``compact`` or ``drop``.
     device
         Device of the trainings: ``cpu`` or ``cuda``.
     lose
         Share of the tensors that a failure loses.
     budget
-        Share of a complete save's bytes per save; saves are more frequent by its inverse. None for complete
-        saves.
+        Share of a complete save's bytes per save; None for complete saves.
     archive_bytes
         Bytes of all saves, including keyframes.
     failures

@@ -66,14 +66,13 @@ class Rehearse(Writing, Bounding, Executing, Request["Rehearsal | PartialRehears
     steps
         Number of steps of each training; by default the task's.
     control
-        Train each seed a third time and move its weights by their last bits at each restore, to measure the
-        effect of chance.
+        Train each seed a third time, with weights moved by their last bits at each restore, to measure
+        chance.
     lose
         Lose this share of the model's tensors between two saves, restore only these, and count the lost
-        steps. The results of such trainings are not stored.
+        steps.
     budget
-        With --lose, limit a save to this share of a complete save's bytes, and save more often by its
-        inverse.
+        With --lose, limit a save to this share of a complete one's bytes, and save more often by its inverse.
     device
         Device of the training; it affects the result.
     threads
@@ -319,7 +318,7 @@ class Rehearsal(Report):
     task
         Name of the task.
     metric
-        Metric of the task.
+        Metric that is compared.
     direction
         Better direction of the metric: ``higher`` or ``lower``.
     codec
@@ -327,7 +326,7 @@ class Rehearsal(Report):
     config
         All settings of the codec.
     optimizer
-        How optimizer state is stored.
+        How optimizer state is stored: ``exact``, ``compressed``, ``compact`` or ``drop``.
     n_steps
         Number of steps of each training.
     n_saves
@@ -339,7 +338,7 @@ class Rehearsal(Report):
     perturbed
         The control, with every weight moved by its last bit at each restore; empty without a control.
     device
-        Device of the trainings.
+        Device of the trainings: ``cpu`` or ``cuda``.
     """
 
     task: str
@@ -429,12 +428,12 @@ class Rehearsal(Report):
 
     @property
     def ratio_weights(self) -> float | None:
-        """Raw bytes over stored bytes of the weights, over all frames of the restored trainings."""
+        """Raw bytes over stored bytes of weights and buffers, including headers and indexes."""
         return ratio(self._sum("raw_weights"), self._sum("weights_nbytes"))
 
     @property
     def ratio_total(self) -> float | None:
-        """Raw bytes over stored bytes of everything, over all frames of the restored trainings."""
+        """Raw bytes over stored bytes of everything; None for an empty archive."""
         return ratio(self.raw_bytes, self.archive_bytes)
 
     def _sum(self, name: str) -> Any:
@@ -442,12 +441,12 @@ class Rehearsal(Report):
 
     @property
     def raw_bytes(self) -> int:
-        """Uncompressed bytes of everything in the frames of the restored trainings."""
+        """Uncompressed bytes of the tensors."""
         return int(self._sum("raw_total"))
 
     @property
     def archive_bytes(self) -> int:
-        """Bytes of these frames in their archives."""
+        """Bytes of the frames and the manifest."""
         return int(self._sum("nbytes"))
 
     @property
@@ -471,17 +470,13 @@ class Rehearsal(Report):
         Returns
         -------
         bounds : Bounds
-            Limits asked for. This key and the following are absent without bounds.
-        max_drop : float
-            Largest drop of any save.
-        max_divergence : float
-            Largest divergence of any save, in nats.
-        max_restore_cost : float
-            Largest restore cost of any save.
+            Limits asked for. Without bounds this key, ``evaluations``, ``decided`` and ``max_…`` are absent.
+        max_drop, max_divergence, max_restore_cost : float
+            Largest value of any step.
         evaluations : int
             States evaluated; originals are not counted.
         frames : [object]
-            Saves of all restored trainings.
+            Saves of all restored trainings; absent without bounds.
         frames[].seed : int
             Seed.
         frames[].step : int

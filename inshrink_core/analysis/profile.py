@@ -338,7 +338,7 @@ class Profile:
     bytes_read
         Bytes of tensors read to measure; 0 if everything came from the cache.
     device
-        Where the tensors of an archive were decoded.
+        Device that encoded or decoded tensors: ``cpu`` or ``cuda``.
     """
 
     metric: SensitivityMetric

@@ -145,11 +145,9 @@ class PrunePlan:
     removed
         Frames to remove.
     rekeyed
-        Remaining frames that lose their reference or must not depend on a base model. They become keyframes
-        with the same bits.
+        Remaining frames that become keyframes with the same bits.
     copied
-        Remaining frames that are rewritten with the same tensors: under another parent, after a re-keyed
-        frame, or to stay last in their branch.
+        Remaining frames that are rewritten with the same tensors.
     parents
         New parent of each rewritten frame, by id.
     lost_origins

@@ -79,12 +79,12 @@ class FrameSize(Report):
 
     @property
     def ratio_weights(self) -> float | None:
-        """Raw bytes over stored bytes of weights and buffers; headers and indexes count as stored bytes."""
+        """Raw bytes over stored bytes of weights and buffers, including headers and indexes."""
         return ratio(self.raw_weights, self.weights_nbytes)
 
     @property
     def ratio_total(self) -> float | None:
-        """Raw bytes over stored bytes of the frame."""
+        """Raw bytes over stored bytes of everything; None for an empty archive."""
         return ratio(self.raw_total, self.info.nbytes)
 
 
@@ -115,7 +115,7 @@ class ArchiveSize:
 
     @property
     def raw_total(self) -> int:
-        """Uncompressed bytes of the tensors of all frames."""
+        """Uncompressed bytes of the tensors."""
         return sum(frame.raw_total for frame in self.frames)
 
     @property
@@ -130,12 +130,12 @@ class ArchiveSize:
 
     @property
     def ratio_weights(self) -> float | None:
-        """Raw bytes over stored bytes of weights and buffers; headers and indexes count as stored bytes."""
+        """Raw bytes over stored bytes of weights and buffers, including headers and indexes."""
         return ratio(self.raw_weights, self.weights_nbytes)
 
     @property
     def ratio_total(self) -> float | None:
-        """Raw bytes over stored bytes, of everything; None for an empty archive."""
+        """Raw bytes over stored bytes of everything; None for an empty archive."""
         return ratio(self.raw_total, self.nbytes)
 
     @property

@@ -22,11 +22,11 @@ class Ui(Request[None]):
     path
         A run or an archive to open at once, also at an address in a bucket.
     host
-        Address to listen on; others can connect only if you change it.
+        Address to listen on; by default only this computer can connect.
     port
         Port to listen on.
     root
-        A folder or an address that the explorer may show; it shows nothing else. May be repeated.
+        A folder or address that the explorer may show; it shows nothing else. May be repeated.
     browser
         Open the browser, or do not.
     window

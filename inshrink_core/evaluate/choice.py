@@ -63,9 +63,8 @@ class EvaluatorRequest(Executing):
     Parameters
     ----------
     evaluator
-        A function that takes a state dict and returns metrics. Naming it here trusts it. auto needs no data:
-        it evaluates models of transformers on generated samples. By default the function named in the run's
-        inshrink.toml.
+        A function from a state dict to metrics, by default the run's (inshrink.toml). Naming it here trusts
+        it. auto needs no data: it evaluates models of transformers on generated samples.
     metric
         The metric to compare; by default the one in inshrink.toml, else loss, else the only one.
     direction

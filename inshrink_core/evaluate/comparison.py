@@ -39,7 +39,7 @@ class Figures:
         Standard error of `drop`; None if the evaluator does not return it. It is an upper bound, because both
         states are evaluated on the same samples, so that most of their errors cancel.
     failure
-        Reason why the state could not be evaluated; empty on success. A failure breaks every bound.
+        Why the state could not be evaluated; empty on success.
     """
 
     drop: float | None = None
@@ -87,13 +87,11 @@ class EvaluatedStep:
     restore_cost
         Expected rise of the loss, as a share of it; None if unknown.
     previous_drop, previous_divergence, previous_restore_cost
-        The same figures for the previous original checkpoint in place of this one; None for the first
-        step.
+        The same for the previous original checkpoint in place of this one; None for the first step.
     restore_gain
-        Share of the step's movement that a restore one step earlier keeps (docs/cli.md#compare); None
-        without ``--gain``.
+        Share of the movement that a restore one step earlier keeps (docs/cli.md#compare).
     restore_noise
-        Squared error of that share, relative to the movement; None without ``--gain``.
+        Squared error of that share, relative to the movement.
     """
 
     step: int
@@ -132,7 +130,7 @@ class Compared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison(Report):
-    """Compared steps of a chain, with the worst and the mean of each figure (None if no step has it).
+    """Compared steps of a chain, with the worst and the mean of each figure (null if no step has it).
 
     Parameters
     ----------
@@ -141,19 +139,19 @@ class Comparison(Report):
     direction
         Better direction of the metric: ``higher`` or ``lower``.
     max_drop
-        Largest drop of any step.
+        Largest value of any step.
     max_divergence
-        Largest divergence of any step, in nats.
+        Largest value of any step.
     mean_divergence
         Mean divergence over the steps, in nats.
     max_restore_cost
-        Largest restore cost of any step.
+        Largest value of any step.
     steps
         Steps compared.
     device
-        Device that decoded the steps: ``cpu`` or ``cuda``.
+        Device that encoded or decoded tensors: ``cpu`` or ``cuda``.
     unreadable
-        Original checkpoints that cannot be read.
+        Checkpoints of the run that cannot be read.
     measured_at
         Unix time of the oldest reused result (docs/design.md#what-was-measured); None if all are new.
     """

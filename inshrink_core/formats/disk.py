@@ -387,7 +387,7 @@ class Skipped(NamedTuple):
         path : str
             File or folder.
         step : int?
-            Step, if its name has one.
+            Training step.
         reason : str
             Why it cannot be read or was left out.
         """

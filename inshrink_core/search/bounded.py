@@ -81,10 +81,9 @@ class StepQuality(Figures):
     Parameters
     ----------
     config
-        Configuration of the weights, as in a config file.
+        Settings, as in a config file.
     discriminative
-        Whether the previous checkpoint breaks the bounds in place of this one. If not, the last
-        discriminative configuration stays.
+        Whether the previous checkpoint breaks the bounds in place of this one.
     exact
         Whether the weights are stored bit for bit, because nothing coarser keeps the bounds.
     side

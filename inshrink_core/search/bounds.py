@@ -187,12 +187,8 @@ class Bounds:
 
         Returns
         -------
-        drop : float
-            Limit of the drop; None if there is none.
-        divergence : float
-            Limit of the divergence in nats; None if there is none.
-        restore_cost : float
-            Limit of the restore cost; absent if there is none.
+        drop, divergence, restore_cost : float
+            The limit; None (of the restore cost: absent) if there is none.
         """
         limits = self.limits
         asked = FIGURES if "restore_cost" in limits else FIGURES[:2]

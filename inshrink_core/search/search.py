@@ -169,13 +169,14 @@ class Chain:
         config : object
             Settings, as in a config file.
         ratio_weights : float
-            Raw bytes over stored bytes of weights and buffers, over all frames.
+            Raw bytes over stored bytes of weights and buffers, including headers and indexes.
         drop : float
-            Drop at the worst step.
+            Relative change of the metric for the worse, signed; None if the original's metric is 0.
         divergence : float
-            Divergence at the worst step, in nats.
+            Divergence of the predictions (docs/evaluators.md#the-function); None if the evaluator returns
+            none.
         restore_cost : float
-            Restore cost at the worst step.
+            Expected rise of the loss, as a share of it; None if unknown.
         """
         worst = {name: largest(self.trials, name) for name in FIGURES}
         return {"config": self.trials[0].config, "ratio_weights": self.ratio_weights, **worst}
@@ -190,7 +191,7 @@ class ChainTrials(Measurer):
     checkpoints
         The originals, by step.
     steps
-        Steps of the chain, ascending.
+        Training steps, ascending.
     log
         Known trials, and log of new ones.
     initial

@@ -215,7 +215,7 @@ class Trial(Figures):
     step
         Training step.
     config
-        The configuration, as in a config file.
+        Settings, as in a config file.
     raw_weights, weights_nbytes
         Raw bytes of weights and buffers, and their stored bytes; 0 if they were not requested.
     damage
@@ -236,7 +236,7 @@ class Trial(Figures):
 
     @property
     def ratio_weights(self) -> float:
-        """Raw bytes of the weights over their stored bytes."""
+        """Raw bytes over stored bytes of weights and buffers, including headers and indexes."""
         return self.raw_weights / self.weights_nbytes if self.weights_nbytes else 0.0
 
     def to_json(self) -> dict[str, Any]:

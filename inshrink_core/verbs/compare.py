@@ -128,7 +128,7 @@ class CompareArchives(Sparing, Bounding, Stepping, Asking, EvaluatorRequest, Ope
     against
         The original run.
     gain
-        Also measure how much of each step's movement a restore keeps, at the cost of an encoding per step.
+        Also measure how much of each step's movement a restore keeps; costs an encoding per step.
 
     Raises
     ------

@@ -69,9 +69,9 @@ class EstimateReport(Report):
     overrides
         Settings of some tensors.
     ratio_total
-        Raw bytes over stored bytes of everything, over the whole chain.
+        Raw bytes over stored bytes of everything; None for an empty archive.
     ratio_weights
-        The same of weights and buffers.
+        Raw bytes over stored bytes of weights and buffers, including headers and indexes.
     drop
         Relative change of the metric for the worse at the worst step; None if the trials do not
         determine it.
@@ -79,11 +79,9 @@ class EstimateReport(Report):
         Divergence of the predictions at the worst step, in nats; None if the trials do not determine
         it.
     basis
-        Source of drop and divergence: ``trials`` of this run, or an uncalibrated ``rule of thumb`` from
-        other runs.
+        Source of drop and divergence: ``trials`` of this run, or an uncalibrated ``rule of thumb``.
     rank_correlation
-        Spearman's rank correlation of predicted and measured figures of those trials; None for few
-        trials.
+        Spearman's rank correlation of predicted and measured figures; None for few trials.
     n_trials
         Number of trials that calibrate the prediction.
     n_steps
@@ -93,11 +91,11 @@ class EstimateReport(Report):
     seconds
         Wall time.
     notes
-        Caveats of the estimate.
+        Remarks.
     unseen
         Bytes outside parsed tensors, stored unchanged (docs/runs.md#opaque-files).
     device
-        Where frames were encoded.
+        Device that encoded or decoded tensors: ``cpu`` or ``cuda``.
     tensors
         Estimates of the encoded tensors, if requested.
     archive
@@ -107,7 +105,7 @@ class EstimateReport(Report):
     each
         The other configurations, in their order.
     measured_at
-        Unix time of a stored estimate (docs/design.md#what-was-measured); None for a new one.
+        Unix time of the oldest reused result (docs/design.md#what-was-measured); None if all are new.
     """
 
     codec: str
@@ -147,13 +145,13 @@ class EstimateReport(Report):
         tensors : [TensorEstimate]
             Tensors encoded, with ``--by-tensor``.
         archive : ArchiveEstimate
-            Estimate of the archive, with ``--try``.
+            Estimate of the archive, with ``--try``; the restore cost is that of the worst step.
         set : object
             Configuration asked for, with ``--each``.
         set.codec : str
             Codec of the weights.
         set.optimizer : str
-            How optimizer state is stored.
+            How optimizer state is stored: ``exact``, ``compressed``, ``compact`` or ``drop``.
         set.settings : object
             Settings, as in a config file.
         each : [object]
@@ -192,7 +190,7 @@ class TensorEstimate:
     key
         Key of the tensor.
     layer_type
-        Its layer type; None for other buffers.
+        ``embedding``, ``attention``, ``convolution``, ``linear`` or ``vector``; None for other buffers.
     n_values
         Number of elements.
     bits_per_weight
@@ -223,19 +221,18 @@ class ArchiveEstimate:
     tried
         The steps that were encoded.
     raw_bytes
-        Raw bytes of the archived tensors.
+        Uncompressed bytes of the tensors.
     nbytes
         Size of the archive in bytes.
     bits_per_weight
-        Stored bits of the weights, per weight and step.
+        Mean stored bits of one weight at one step.
     relative_error
         Root of squared error over squared norm of the weights, the largest of the tried steps.
     restore_cost
-        Restore cost of the worst step; None if unknown.
+        Expected rise of the loss, as a share of it; None if unknown.
     basis
-        Source of the restore cost: ``exact``, nothing is lost; ``judged``, the evaluator at the tried steps,
-        each written as small as the bound allows; ``predicted``, from trials of a search; ``unknown``, no
-        trials exist.
+        Source of the restore cost: ``exact`` (nothing is lost), ``judged`` (by the evaluator at the tried
+        steps), ``predicted`` (from trials of a search) or ``unknown``.
     bound
         Largest allowed restore cost; None: the settings apply.
     not_evaluated
@@ -266,10 +263,10 @@ class Estimate(Stepping, Asking, EvaluatorRequest, Writing, Computing, Reading, 
     run
         The run to estimate for.
     each
-        Estimate another configuration, too: settings, a codec or an optimizer that replace the given ones,
-        such as codec=uniform,bits=4; may be repeated.
+        Estimate another configuration, too: codec=uniform,bits=4 replaces codec and settings; may be
+        repeated.
     tried
-        Encode only so many steps from the middle of the run, and report the size of an archive.
+        Encode N steps from the middle of the run, and report the size of an archive.
     max_restore_cost
         With --try and an evaluator: evaluate these steps, each written as small as this bound allows.
     by_tensor

@@ -85,11 +85,11 @@ class ExportReport(Report):
     layers_left_out
         Outermost modules and tensors of the model that were left out.
     converted
-        Tensors that a plain file cannot represent, and what was written instead: plain values, or parts.
+        Tensors that the format cannot represent, and what was written instead: plain values, or parts.
     seconds
         Wall time.
     device
-        Where tensors were decoded and coarsened.
+        Device that encoded or decoded tensors: ``cpu`` or ``cuda``.
     """
 
     archive: str
@@ -172,22 +172,22 @@ class Export(Decoding, Request[ExportReport | PackReport]):
     step
         The step; by default the last.
     weights_only
-        For transfer learning: leave out optimizer state and the files that only a resumed training needs, and
-        coarsen weights to reach `ratio`; config and tokenizer files stay.
+        For transfer learning: leave out what only a resumed training needs, and coarsen weights to reach
+        `ratio`.
     ratio
-        With --weights-only, the least ratio of the weights as float32 to the exported ones; by default 8.
+        With --weights-only, the least ratio of float32 weights to the exported ones; by default 8.
     exact
         With --weights-only, keep every bit of the archived weights.
     tensors
-        With --weights-only, export only these layers: the name of a tensor or a module, else a glob, a
-        /regular expression/ or a part of names; may be repeated.
+        With --weights-only, export only these layers: a tensor or module, else a glob, a /regular expression/
+        or a part of names; may be repeated.
     without
         With --weights-only, leave these layers out, named the same way; may be repeated.
     layout
-        packed; or, with --weights-only, safetensors: one plain file that loads without Inshrink, with the
-        values that the packed file would restore.
+        packed; or, with --weights-only, safetensors: a plain file with the same values, which loads without
+        Inshrink.
     dtype
-        With --format safetensors, the dtype of floats: same, fp32, bf16 or fp16.
+        With --format safetensors, the dtype of floats.
     pack
         Copy the whole archive into one file instead.
     unpack

@@ -32,7 +32,7 @@ _SIZES: Final = ("raw_bytes", "archive_bytes", "ratio")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inventory(Report):
-    """Contents of a run or an archive.
+    """Contents of a run, or of the newest branch of an archive.
 
     Parameters
     ----------
@@ -78,8 +78,7 @@ class Inventory(Report):
             ``weight``, ``buffer``, ``exp_avg``, ``exp_avg_sq``, ``max_exp_avg_sq``, ``momentum``, ``master``,
             ``gradient``, ``step`` or ``state``.
         tensors[].unattributed : bool
-            Whether the weight of this optimizer state is unknown (docs/runs.md#whose-state-it-is); the name
-            is a number then.
+            Whether the weight of this optimizer state is unknown (docs/runs.md#whose-state-it-is).
         tensors[].dtype : str
             Torch dtype.
         tensors[].shape : [int]
@@ -89,7 +88,7 @@ class Inventory(Report):
         tensors[].n_steps : int
             Number of steps with this tensor.
         tensors[].raw_bytes : int
-            Uncompressed bytes over those steps.
+            Uncompressed bytes of the tensors.
         tensors[].codec : str
             Bitstream of the newest block; archives only.
         tensors[].archive_bytes : int
@@ -101,13 +100,13 @@ class Inventory(Report):
         roles{}.tensors : int
             Number of tensors.
         roles{}.raw_bytes : int
-            Their uncompressed bytes.
+            Uncompressed bytes of the tensors.
         roles{}.archive_bytes : int
-            Bytes of their blocks; archives only.
+            Bytes of the blocks; archives only.
         roles{}.ratio : float
             Raw bytes over block bytes; archives only.
         raw_bytes : int
-            Uncompressed bytes of the tensors of all steps.
+            Uncompressed bytes of the tensors.
         bytes_read : int
             Bytes read from disk.
         skipped : [object]
@@ -117,17 +116,17 @@ class Inventory(Report):
         skipped[].fate : str?
             Its fate (docs/runs.md#what-becomes-of-each-file); None without tensors of the run.
         skipped[].reason : str
-            Why it was left out.
+            Why it cannot be read or was left out.
         skipped[].unreadable : bool
             Whether it is an unreadable checkpoint (docs/runs.md#unreadable-checkpoints).
         notes : [str]
             Remarks.
         fates : {int}
-            Number of tensor files by fate (docs/runs.md#what-becomes-of-each-file); runs only.
+            Number of tensor files of the run by fate (docs/runs.md#what-becomes-of-each-file).
         unseen : Unseen
-            Bytes outside parsed tensors, stored unchanged (docs/runs.md#opaque-files); runs only.
+            Bytes outside parsed tensors, stored unchanged (docs/runs.md#opaque-files).
         codec : str?
-            Codec of the weights. This key and the following describe the newest branch of an archive.
+            Codec of the weights.
         config : object?
             All settings of the codec.
         optimizer : str?
@@ -135,21 +134,21 @@ class Inventory(Report):
         base : BaseRecord
             Base model that the archive needs; absent if none.
         ratio_total : float
-            Raw bytes over stored bytes, of everything.
+            Raw bytes over stored bytes of everything; None for an empty archive.
         ratio_weights : float
-            Raw bytes over stored bytes of weights and buffers; headers and indexes count as stored bytes.
+            Raw bytes over stored bytes of weights and buffers, including headers and indexes.
         bits_per_weight : float
             Mean stored bits of one weight at one step.
         archive_bytes : int
-            Bytes of frames and manifest.
+            Bytes of the frames and the manifest.
         originals : OriginalChecks
             Result of checking the original files when they were archived (docs/runs.md#checksums).
         needs : object?
             Cost of a restore, estimated from headers; None without readable frames.
         needs.memory_restore : int
-            Bytes of memory for restoring the largest step.
+            Memory for restoring the largest step.
         needs.memory_verify : int
-            Bytes of memory for decoding all steps in turn, as ``verify --deep`` does.
+            Memory for decoding all steps in turn, as ``verify --deep`` does.
         needs.disk_step : int
             Bytes of files of the largest step.
         needs.disk_all : int
@@ -182,7 +181,7 @@ class Inventory(Report):
         missing_frames[].last : bool
             Whether it is the last frame of the newest branch.
         manifest_problem : str?
-            Fault of the manifest. The exit status is 1 then, and ``steps`` and ``frames`` cover all branches.
+            Fault of the manifest; ``steps`` and ``frames`` then cover all branches.
         unreadable_frames : [str]
             Unreadable files of frames, if the manifest is unusable.
         undecodable_steps : [int]

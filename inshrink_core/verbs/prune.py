@@ -31,9 +31,9 @@ class PruneReport(Report):
     Parameters
     ----------
     archive
-        The archive.
+        Path of the archive.
     applied
-        Whether the archive was pruned; False for a plan.
+        Whether it was done; False for a plan.
     plan
         The fate of every frame.
     before
@@ -43,7 +43,7 @@ class PruneReport(Report):
     seconds
         Wall time.
     device
-        Where tensors were decoded.
+        Device that encoded or decoded tensors: ``cpu`` or ``cuda``.
     """
 
     archive: str
@@ -117,12 +117,12 @@ class ForgetReport(Report):
     Parameters
     ----------
     archive
-        The archive.
+        Path of the archive.
     applied
-        Whether frames were given up; False for a plan.
+        Whether it was done; False for a plan.
     manifest
-        Why the manifest is unusable and rebuilt from the existing frames; empty if it is usable. Without a
-        manifest, lost frames that no other frame refers to are unknown, and not among the missing.
+        Why the manifest is unusable and rebuilt from the existing frames; empty if it is usable. Without one,
+        lost frames that no other frame refers to are unknown.
     missing
         Frames whose files are lost.
     useless
@@ -159,19 +159,16 @@ class Prune(Retention, Decoding, Request[PruneReport | ForgetReport]):
     archive
         The archive: a folder, or a URL.
     log
-        The training log, as CSV, JSON lines or an event file, or the run: for --keep-best. By default the
-        metrics stored with the archived steps.
+        The training log for --keep-best (CSV, JSON lines, an event file, or the run); by default the archived
+        metrics.
     keep
-        Keep these steps. A step, a list 100,200, or a range FIRST:LAST[:EVERY], both ends included; may be
-        repeated.
+        Keep these steps, given as for --steps.
     drop_branches
         Keep nothing outside the history of the newest branch.
     stand_alone
-        Re-key the frames that are encoded relative to a base model, so that the archive no longer needs it.
-        Without another rule every step stays.
+        Re-key the frames that need a base model, so that the archive does without it.
     forget_missing
-        Instead give up frames whose files are lost, and frames that need them; rebuild an unusable manifest
-        from the existing frames.
+        Instead give up lost frames and those that need them, and rebuild an unusable manifest.
     apply
         Change the archive. Otherwise only a plan is shown.
 

@@ -89,9 +89,9 @@ class ReleaseReport(Report):
     run
         Path of the run.
     archive
-        Path of the archive that holds it.
+        Path of the archive.
     applied
-        Whether checkpoints were deleted; False for a plan.
+        Whether it was done; False for a plan.
     steps
         The plan or result for each checkpoint of the run.
     finished
@@ -182,8 +182,7 @@ class Release(Stepping, Reading, Decoding, Request[ReleaseReport]):
     keep_newest
         Number of newest checkpoints that are never released.
     lossy
-        Also release originals that the archive restores with an error, as the default codec does. Only the
-        lossy copy remains.
+        Also release originals of which only a lossy copy remains, as with the default codec.
     apply
         Delete the checkpoints. Otherwise only a plan is shown.
 

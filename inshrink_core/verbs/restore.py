@@ -47,7 +47,7 @@ class RestoreReport(Report):
     Parameters
     ----------
     steps
-        Steps restored, ascending.
+        Training steps, ascending.
     paths
         Paths written.
     layout
@@ -61,7 +61,7 @@ class RestoreReport(Report):
     originals
         Result of checking the original files when they were archived (docs/runs.md#checksums).
     device
-        Where tensors were decoded.
+        Device that encoded or decoded tensors: ``cpu`` or ``cuda``.
     without_state
         Steps whose optimizer state was pruned; everything else of them was restored.
     converted
@@ -99,19 +99,17 @@ class Restore(Stepping, Computing, InParts, Decoding, Request[RestoreReport]):
     archive
         The archive to restore from.
     output
-        The folder to write to; made if missing. A single step is written right there, and so are several
-        steps that were single files in the run's own format. Other steps get one folder each, with the name
-        of the run's folder, or checkpoint-STEP.
+        The folder to write to. Single steps, and steps that were single files, are written right there.
+        Others get a folder each, named as in the run, or checkpoint-STEP.
     every
         Restore every step.
     layout
-        The run's own file format, or another: same, safetensors, torch, or dcp for
-        torch.distributed.checkpoint on any number of ranks.
+        The format to write: the run's own (same), or another; dcp is torch.distributed.checkpoint on any
+        number of ranks.
     tensors
         Only tensors whose keys match this glob, as safetensors; nothing else is read or written.
     branch
-        Search the steps in the history of this branch's last frame: a number, or the name of a checkpoint
-        without a step, such as best.
+        Restore from this branch: its number, or the name of a checkpoint without a step, such as best.
     force
         Overwrite existing files.
 

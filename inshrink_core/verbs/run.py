@@ -23,8 +23,7 @@ class Run(Request[Report]):
     request
         A JSON document: verb, mode where the verb has some, and fields by their names in Python.
     trust
-        SHA-256 of a file of code that may be executed, such as an evaluator; may be repeated. The request
-        file itself cannot grant this.
+        SHA-256 of a file of code that may be executed, such as an evaluator; may be repeated.
 
     Raises
     ------

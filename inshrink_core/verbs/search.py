@@ -70,17 +70,17 @@ class ByStep:
     Parameters
     ----------
     ratio_weights
-        Raw bytes over stored bytes of weights and buffers, over the whole chain.
+        Raw bytes over stored bytes of weights and buffers, including headers and indexes.
     ratio_total
-        The same of everything.
+        Raw bytes over stored bytes of everything; None for an empty archive.
     drop
-        Drop at the worst step.
+        Relative change of the metric for the worse, signed; None if the original's metric is 0.
     divergence
-        Divergence at the worst step, in nats.
+        Divergence of the predictions (docs/evaluators.md#the-function); None if the evaluator returns none.
     restore_cost
-        Restore cost at the worst step.
+        Expected rise of the loss, as a share of it; None if unknown.
     evaluations
-        Number of restored states evaluated for it; originals are not counted.
+        States evaluated; originals are not counted.
     """
 
     ratio_weights: float | None
@@ -105,20 +105,20 @@ class SearchReport(Report):
     default, default_keeps
         The chain of the codec's defaults, and whether it keeps the bounds.
     by_step
-        Result of ``compress`` under the same bounds, with settings per step; None for a target ratio,
-        with a budget, and for codecs other than the lattice.
+        Result of ``compress`` under the same bounds, with settings per step; None for a target ratio, a
+        budget, and codecs other than the lattice.
     binding
         Figure closest to its limit; None for a target ratio.
     bounds
-        Limits asked for, including a divergence bound that was added.
+        Limits asked for. Without bounds this key, ``evaluations``, ``decided`` and ``max_…`` are absent.
     target_ratio
         The requested ratio; None if bounds were given.
     metric
-        Metric of the drop.
+        Metric that is compared.
     direction
         Better direction of the metric: ``higher`` or ``lower``.
     steps
-        Steps of the chain, ascending.
+        Training steps, ascending.
     not_discriminative
         Steps whose previous checkpoint keeps the bounds, too.
     evaluations
@@ -132,9 +132,9 @@ class SearchReport(Report):
     log
         File of the trials; None if they are not stored.
     notes
-        Caveats of the result.
+        Remarks.
     device
-        Where trials were encoded and decoded.
+        Device that encoded or decoded tensors: ``cpu`` or ``cuda``.
     output
         File of the report; None if it is not written.
     """
@@ -196,19 +196,20 @@ class SearchReport(Report):
         Returns
         -------
         best : Chain?
-            Configuration found; None if none keeps the bounds.
+            Configuration found, with the figures of its worst step; None if none keeps the bounds.
         best.ratio_total : float
             Raw bytes over stored bytes of everything; data other than weights is estimated from a sample.
         default : object
-            Result of the codec's defaults.
+            The codec's defaults, with the figures of their worst step.
         default.ratio_weights : float
-            Raw bytes over stored bytes of weights and buffers.
+            Raw bytes over stored bytes of weights and buffers, including headers and indexes.
         default.drop : float
-            Drop at the worst step.
+            Relative change of the metric for the worse, signed; None if the original's metric is 0.
         default.divergence : float
-            Divergence at the worst step, in nats.
+            Divergence of the predictions (docs/evaluators.md#the-function); None if the evaluator returns
+            none.
         default.restore_cost : float
-            Restore cost at the worst step.
+            Expected rise of the loss, as a share of it; None if unknown.
         default.keeps : bool
             Whether it keeps the bounds.
         trials : [object]
@@ -309,11 +310,10 @@ class Search(Stepping, Bounding, Writing, EvaluatorRequest, Computing, Reading, 
         The run to search on.
     target_ratio
         Minimize the divergence at this ratio, instead of a bound. Without both, the restore cost is bounded
-        by 0.003 (0.3 %).
+        by 0.003.
     output
-        File of the result, for compress --config. Trials are stored beside it, and the same search continues
-        from them. By default they are stored in ``.inshrink`` inside of the run, or in the user's cache if
-        the run is not writable or is a bundled sample.
+        File of the result, for compress --config. Trials are stored beside it, by default in ``.inshrink`` in
+        the run or in the user's cache; the same search continues from them.
     budget
         Maximum number of configurations to try.
 

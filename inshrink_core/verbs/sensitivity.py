@@ -42,7 +42,7 @@ class SensitivityReport(Report):
     bytes_read
         Bytes of tensors read for the measurement; cached tensors count 0.
     device
-        Where the tensors of an archive were decoded.
+        Device that encoded or decoded tensors: ``cpu`` or ``cuda``.
     """
 
     run: str
@@ -65,7 +65,8 @@ class SensitivityReport(Report):
         Returns
         -------
         by : str
-            ``tensor``, ``block`` or ``layer_type``. This key and the following belong to a single grouping.
+            ``tensor``, ``block`` or ``layer_type``. Absent with several groupings, as are ``steps``,
+            ``sources``, ``bytes_read`` and ``rows``.
         steps : [int]
             Training steps, ascending.
         sources : [str?]
@@ -84,12 +85,8 @@ class SensitivityReport(Report):
             Number of parameters.
         rows[].shape : [int]?
             Shape; None for a group.
-        rows[].mean : [float]
-            Mean by step.
-        rows[].p50 : [float]
-            Median by step.
-        rows[].p99 : [float]
-            99th percentile by step.
+        rows[].mean, rows[].p50, rows[].p99 : [float]
+            Mean, median and 99th percentile by step.
         rows[].n_nonfinite : [int]
             Number of NaN and infinite scores left out, by step.
         restored : bool

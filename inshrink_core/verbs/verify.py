@@ -88,13 +88,13 @@ class Verification(Report):
     missing_steps
         Steps of the originals that the archive lacks (``--against``).
     unreadable
-        Checkpoints of the original run that cannot be read (``--against``).
+        Checkpoints of the run that cannot be read.
     stored
         The roles that are stored bit for bit, and the others, over the newest branch; both empty if unknown.
     originals
         Result of checking the original files when they were archived (docs/runs.md#checksums).
     device
-        Where frames were decoded.
+        Device that encoded or decoded tensors: ``cpu`` or ``cuda``.
     """
 
     path: str
@@ -120,7 +120,7 @@ class Verification(Report):
 
     @property
     def large_errors(self) -> list[LargeError]:
-        """Tensors of the model with a relative error above 0.25 that no setting asks for."""
+        """Tensors with a relative error above 0.25 that no setting asks for."""
         return [error for row in self.errors for error in row.large]
 
     @property
@@ -166,8 +166,7 @@ class Verify(Sparing, InParts, Decoding, Request[Verification]):
     archive
         The archive to check.
     deep
-        Also restore every frame, including older branches, without writing files: frames that pass can be
-        restored.
+        Also restore every frame of every branch, without writing files.
     against
         The original run.
 

@@ -41,17 +41,17 @@ class Bench(Stepping, EvaluatorRequest, Computing, Reading, Request[BenchReport]
     codecs
         Codecs, each NAME or NAME:KEY=VALUE,… with fixed settings; by default all that store weights.
     bounds
-        The bounds: drop is that of the worst step, divergence the mean over the steps. By default a drop of
-        0.005, 0.01 and 0.02 and, if the evaluator returns predictions, a divergence of 0.003, 0.01 and 0.03.
+        The bounds: drop of the worst step, or mean divergence. By default a drop of 0.005, 0.01 and 0.02 and,
+        with predictions, a divergence of 0.003, 0.01 and 0.03.
     optimizer
-        How to store the optimizer state with codecs that do not take it. By default it is omitted, which
-        makes sweeps fast; the ratios then cover only the weights.
+        How to store optimizer state with codecs that do not take it; with drop, ratios cover only the
+        weights.
     output
         Folder for the measured points; existing points are reused.
     refine
-        Number of times that the gap of the tunable parameter below each bound is halved.
+        How often to halve the gap of the tunable parameter below each bound.
     keyframe_every
-        Frames from one keyframe to the next; by default 32.
+        Frames from one keyframe to the next.
 
     Raises
     ------

@@ -41,19 +41,17 @@ class Point(Report):
     direction
         Better direction of the metric.
     ratio_weights
-        Raw bytes over stored bytes of weights and buffers, over the whole chain; None for the
-        previous checkpoint, which stores nothing.
+        Raw bytes over stored bytes of weights and buffers, including headers and indexes.
     ratio_total
-        The same of everything.
+        Raw bytes over stored bytes of everything; None for an empty archive.
     max_drop
-        Largest drop of any step.
+        Largest value of any step.
     max_divergence
-        Largest divergence of any step, in nats.
+        Largest value of any step.
     mean_divergence
         Mean divergence over the steps, in nats.
     restore_gain
-        Share of the movement that a restore one step earlier keeps (docs/cli.md#compare), over all
-        weights and steps.
+        Share of the movement that a restore one step earlier keeps (docs/cli.md#compare).
     restore_noise
         Squared error of that share, relative to the movement.
     encode_mb_per_s
@@ -230,13 +228,13 @@ class BenchReport(Report):
     run
         Path of the run.
     metric
-        Metric of the drops.
+        Metric that is compared.
     direction
         Better direction of the metric: ``higher`` or ``lower``.
     steps
-        Steps of each chain, ascending.
+        Training steps, ascending.
     optimizer
-        How optimizer state was stored with codecs that do not take it.
+        How optimizer state is stored: ``exact``, ``compressed``, ``compact`` or ``drop``.
     bounds
         The bounds.
     points
@@ -248,11 +246,11 @@ class BenchReport(Report):
     resumed
         Number of configurations taken from the folder.
     notes
-        Notes for the reader.
+        Remarks.
     files
         Paths written.
     device
-        Device that encoded and decoded frames.
+        Device that encoded or decoded tensors: ``cpu`` or ``cuda``.
     """
 
     run: str

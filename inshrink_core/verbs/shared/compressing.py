@@ -481,7 +481,7 @@ class CompressReport(Report):
     relative_error
         Root of squared error over squared norm of the weights written now; None if none were written.
     large_errors
-        Tensors written now with a relative error above 0.25, unless the user's settings ask for it.
+        Tensors with a relative error above 0.25 that no setting asks for.
     codec
         Codec of the weights.
     config
@@ -493,7 +493,7 @@ class CompressReport(Report):
     predicted
         Predicted, not measured, maximum restore cost; None if a coarseness or bounds were set.
     unreadable
-        Files that look like checkpoints of the run and cannot be read; they are not archived.
+        Checkpoints of the run that cannot be read.
     left_out
         Other files that were passed over, and why.
     originals
@@ -501,7 +501,7 @@ class CompressReport(Report):
     unseen
         Bytes outside parsed tensors, stored unchanged (docs/runs.md#opaque-files).
     device
-        Where the steps were encoded.
+        Device that encoded or decoded tensors: ``cpu`` or ``cuda``.
     part
         The part of the steps that was written, as ``2/8``; None: all of them.
     waiting
@@ -609,7 +609,7 @@ class CompressReport(Report):
 
     @property
     def frames(self) -> list[dict[str, Any]]:
-        """Frames of the newest branch, and how each keeps the bounds.
+        """Frames of the newest branch.
 
         Returns
         -------
@@ -620,11 +620,12 @@ class CompressReport(Report):
         bytes : int
             Size of the frame.
         ratio_total : float
-            Raw bytes over stored bytes of the frame.
+            Raw bytes over stored bytes of everything; None for an empty archive.
         ratio_weights : float
-            The same for weights and buffers, with headers and index.
-        config, drop, divergence, restore_cost, discriminative, exact, side : StepQuality?
-            Absent without bounds; None for steps that the run lacks.
+            Raw bytes over stored bytes of weights and buffers, including headers and indexes.
+        config : StepQuality?
+            Absent without bounds and None for steps that the run lacks, as are ``drop`` to ``side``.
+        drop, divergence, restore_cost, discriminative, exact, side : StepQuality?
         """
         names = ("step", "kind", "bytes", "ratio_total", "ratio_weights")
         rows = []
@@ -648,15 +649,11 @@ class CompressReport(Report):
         waiting : [int]
             Steps that wait for other parts; absent without ``--part``.
         predicted : PredictedCost
-            Predicted cost of a restore; absent if bounds or a coarseness were given.
+            Predicted cost of a restore; absent with bounds or a coarseness.
         bounds : Bounds
-            Limits asked for. This key and the following are absent without bounds.
-        max_drop : float
-            Largest drop of any step.
-        max_divergence : float
-            Largest divergence of any step, in nats.
-        max_restore_cost : float
-            Largest restore cost of any step.
+            Limits asked for. Without bounds this key, ``evaluations``, ``decided`` and ``max_…`` are absent.
+        max_drop, max_divergence, max_restore_cost : float
+            Largest value of any step.
         evaluations : int
             States evaluated; originals are not counted.
         decided : object?
@@ -664,7 +661,7 @@ class CompressReport(Report):
         decided.step : int
             Training step.
         decided.ratio_weights : float
-            Its ratio of the weights.
+            Raw bytes over stored bytes of weights and buffers, including headers and indexes.
         decided.exact : bool
             Whether it is stored bit for bit.
         decided.usage : float

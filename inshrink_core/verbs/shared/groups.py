@@ -68,8 +68,8 @@ class Stepping:
     Parameters
     ----------
     steps
-        A step, a list 100,200, or a range FIRST:LAST[:EVERY], both ends included; may be repeated. By default
-        all steps; for a restore, the last one.
+        A step, a list 100,200, or a range FIRST:LAST[:EVERY] with both ends; may be repeated. By default all
+        steps; for a restore, the last.
     """
 
     steps: Steps = None
@@ -82,8 +82,7 @@ class Computing:
     Parameters
     ----------
     device
-        Where tensors are encoded or decoded: auto, cpu or cuda; auto is CUDA if available. The result does
-        not depend on it.
+        Where tensors are encoded or decoded; auto is CUDA if available. The result does not depend on it.
     threads
         Tensors processed at a time; by default the number of processors.
     """
@@ -99,13 +98,12 @@ class InParts:
     Parameters
     ----------
     part
-        Do one part of the work, while other processes do the others: I/N, or auto for the rank and world size
-        of torchrun or Slurm.
+        Do one part of the work: I/N, or auto for the rank and world size of torchrun or Slurm.
     engine
-        Where the work runs: threads of this process, other processes, or Ray, on the cluster of RAY_ADDRESS
-        or else on this machine. The result does not depend on it.
+        Where the work runs: threads, other processes, or Ray (the cluster of RAY_ADDRESS, else this machine).
+        The result does not depend on it.
     workers
-        Processes, or tasks of Ray, at a time; by default as many as the machine has room for.
+        Processes or tasks of Ray at a time; by default as many as the machine has room for.
     """
 
     part: Annotated[str | None, Option(metavar="I/N|auto")] = None
@@ -183,11 +181,9 @@ class Decoding:
     Parameters
     ----------
     base
-        The base model that the archive's first frame is encoded relative to; by default the file that it was
-        encoded with, if unchanged.
+        The base model that the archive was encoded with; by default its former file, if unchanged.
     device
-        Where tensors are encoded or decoded: auto, cpu or cuda; auto is CUDA if available. The result does
-        not depend on it.
+        Where tensors are encoded or decoded; auto is CUDA if available. The result does not depend on it.
     max_memory
         Maximum memory for decoding, such as 4GB; by default the available memory.
     max_disk
@@ -240,12 +236,12 @@ class Writing:
         Codec of the weights; by default the archive's, else lattice.
     config
         Settings from a TOML or JSON file, or the result of a search; options override them. In Python also a
-        mapping of settings, or a codec.
+        mapping, or a codec.
     settings
         A setting of the codec; may be repeated.
     optimizer
-        How to store optimizer state: exact (bit for bit), compressed (magnitudes to a factor of two), compact
-        (rank-one factors) or drop; by default compressed, or exact if the weights are stored exactly.
+        How to store optimizer state: bit for bit, magnitudes to a factor of two, rank-one factors, or not at
+        all; by default compressed, or exact with exact weights.
     keyframe_every
         Frames from one keyframe to the next; by default 32.
     """
@@ -308,14 +304,13 @@ class Bounding:
     Parameters
     ----------
     max_drop
-        Largest drop of a restored step: how much worse its metric is than the original's; 0.01 is 1 %.
+        Largest drop: how much worse the metric of a restored step is than the original's; 0.01 is 1 %.
     max_divergence
-        Largest divergence of a restored step: mean KL divergence of its predictions from the original's, in
-        nats; inf is no bound. With --max-drop, compress uses 0.003 by default if the evaluator returns
-        log_probs.
+        Largest mean KL divergence of a restored step's predictions from the original's, in nats; inf is no
+        bound. Beside --max-drop, compress uses 0.003 if the evaluator returns log_probs.
     max_restore_cost
-        Largest restore cost: the expected rise of the loss when training continues from a restored step,
-        relative to the loss; 0.003 is 0.3 %, the default of compress with an evaluator and no bound.
+        Largest restore cost: the expected relative rise of the loss when training continues from a restored
+        step. With an evaluator and no bound, compress uses 0.003 (0.3 %).
     """
 
     max_drop: Annotated[float | None, Option(metavar="FRACTION", least=0)] = None
@@ -343,29 +338,26 @@ class Compressing(Stepping, Writing, Bounding, EvaluatorRequest, Computing, Spar
     archive
         The archive to make or to append to.
     coarseness
-        Rounding step of the weights, relative to their movement between checkpoints (lattice codec): about
-        0.25 to 10, by default 0.5. A higher value gives a smaller and less exact archive.
+        Rounding step of the weights relative to their movement between checkpoints (lattice codec), about
+        0.25 to 10, by default 0.5: higher is smaller and less exact.
     resumed_from
-        The archived step that training was restored from: the steps after it open a branch there.
+        The archived step that training was restored from; a branch begins there.
     base
         The base model of a fine-tuning. The first frame is encoded relative to it, and a restore needs it.
     allow_damaged
-        Also archive files that fail their own checksums; the archive records the damage.
+        Also archive files that fail their own checksums, and record the damage.
     watch
         Run beside a training, and archive each checkpoint when it is finished.
     interval
-        Seconds between polls. A checkpoint counts as finished when it can be read and none of its files
-        changed between two polls.
+        Seconds between polls. A checkpoint is finished when it is readable and did not change between two.
     until
         End when this step or a later one is archived.
     idle
-        End after so many seconds without a newly archived step or a new file that cannot be read yet.
+        End after so many seconds without a newly archived step or a new unreadable file.
     release
-        Delete archived originals except the newest two, once each is restored and compared. Only originals
-        that the archive restores bit for bit are deleted.
+        Delete originals, except the newest two, once they are compared and restored bit for bit.
     lossy
-        Also release originals that the archive restores with an error, as the default codec does. Only the
-        lossy copy remains.
+        Also release originals of which only a lossy copy remains, as with the default codec.
     look_ahead
         Whether the codec of a new archive may read some of the steps first, to plan for the whole run. Switch
         it off where a run is written step by step as it grows.

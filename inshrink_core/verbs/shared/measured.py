@@ -55,7 +55,7 @@ class Asking:
     Parameters
     ----------
     again
-        Measure again, even if the same measurement of the same content is stored.
+        Measure again, even if the same measurement is stored.
     """
 
     again: Annotated[bool, Option()] = False

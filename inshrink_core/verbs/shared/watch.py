@@ -274,7 +274,7 @@ class WatchReport(Report):
     ended
         Why the watch ended: ``until``, ``idle`` or ``interrupted``.
     appended
-        Steps archived.
+        Steps written now.
     skipped
         Steps archived before, or pruned.
     vanished
@@ -288,11 +288,11 @@ class WatchReport(Report):
     seconds
         Wall time.
     unreadable_by_path
-        Unreadable checkpoints that are not archived, by path.
+        Checkpoints of the run that cannot be read, by path.
     skip_damaged
         Whether unreadable checkpoints are no failure.
     freed
-        Bytes of the released originals.
+        Bytes freed, or to be freed.
     """
 
     archive: str
@@ -321,7 +321,7 @@ class WatchReport(Report):
 
     @property
     def unreadable(self) -> tuple[Skipped, ...]:
-        """Unreadable checkpoints that are not archived."""
+        """Checkpoints of the run that cannot be read."""
         return tuple(self.unreadable_by_path.values())
 
     @property
