@@ -89,11 +89,6 @@ class EvaluatedStep:
     previous_drop, previous_divergence, previous_restore_cost
         The same figures for the previous original checkpoint in place of this one; None for the first
         step.
-    restore_gain
-        Share of the step's movement that a restore one step earlier keeps (docs/cli.md#compare); None
-        without ``--gain``.
-    restore_noise
-        Squared error of that share, relative to the movement; None without ``--gain``.
     """
 
     step: int
@@ -103,8 +98,6 @@ class EvaluatedStep:
     divergence: float | None
     previous_drop: float | None
     previous_divergence: float | None
-    restore_gain: float | None = None
-    restore_noise: float | None = None
     restore_cost: float | None = None
     previous_restore_cost: float | None = None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, asdict, dataclass, field, replace
+from dataclasses import KW_ONLY, asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
@@ -95,7 +95,7 @@ class Comparisons(Report):
         for path, comparison in self.archives:
             yield "archive", path
             yield from parts_of("unreadable", plain_value(comparison.unreadable))
-            rows = [{name: getattr(row, source) for name, source in _COLUMNS} for row in comparison.steps]
+            rows = [{name: getattr(row, name) for name in _COLUMNS} for row in comparison.steps]
             yield from parts_of("steps", rows)
             document = comparison.to_json()
             for key in _FACTS:
@@ -111,9 +111,8 @@ _FACTS: Final = (
     *("device", "measured_at"),
 )
 _COLUMNS: Final = (
-    *((name, name) for name in ("step", "original", "restored", "drop", "divergence", "restore_cost")),
-    *((name, name) for name in ("previous_drop", "previous_divergence")),
-    *(("gain", "restore_gain"), ("noise", "restore_noise")),
+    *("step", "original", "restored", "drop", "divergence", "restore_cost"),
+    *("previous_drop", "previous_divergence"),
 )
 
 
@@ -127,8 +126,6 @@ class CompareArchives(Sparing, Bounding, Stepping, Asking, EvaluatorRequest, Ope
         One or more archives of the run; each original step is evaluated once.
     against
         The original run.
-    gain
-        Also measure how much of each step's movement a restore keeps, at the cost of an encoding per step.
 
     Raises
     ------
@@ -165,7 +162,6 @@ class CompareArchives(Sparing, Bounding, Stepping, Asking, EvaluatorRequest, Ope
     archives: Annotated[Sequence[AnyArchive], Option(metavar="ARCHIVE", many=True)]
     against: Annotated[AnyRun, Option(("--against",), metavar="RUN")]
     _: KW_ONLY
-    gain: bool = False
 
     COMMAND: ClassVar = "compare"
     UNIT: ClassVar = "steps"
@@ -260,8 +256,7 @@ class CompareArchives(Sparing, Bounding, Stepping, Asking, EvaluatorRequest, Ope
             known_rows = had.comparison
             about.update(metric=known_rows.metric, direction=known_rows.direction.value, n=had.n_samples)
             for row in known_rows.steps:
-                is_full = not self.gain or row.restore_gain is not None or row.previous_drop is None
-                if row.step in steps and is_full:
+                if row.step in steps:
                     there[row.step] = row
                     tell(row, about | {"standard_error": errors.get(row.step)})
         device, measured_at = archive.device, had.comparison.measured_at if had and there else None
@@ -273,7 +268,6 @@ class CompareArchives(Sparing, Bounding, Stepping, Asking, EvaluatorRequest, Ope
                 )
                 for row, original in rows:
                     take(row, original)
-                fresh = _with_gains(fresh, archive, run) if self.gain else fresh
             finally:  # Store results measured before an interruption, too.
                 if fresh:
                     compared = Compared(
@@ -349,12 +343,3 @@ def _common_steps(archive: Archive, run: Run, asked: Sequence[int] | None, *, al
             "the archive and the run have no step in common", where=f"{archive.path} and {run.path}"
         )
     return common
-
-
-def _with_gains(rows: Sequence[EvaluatedStep], archive: Archive, run: Run) -> list[EvaluatedStep]:
-    """Add restore gain and noise to every step after the first."""
-    from inshrink_core.analysis.gain import restore_gain
-
-    measured: Any = restore_gain(archive, run, steps=[row.step for row in rows], device=archive.device)
-    gains = {one.step: {"restore_gain": one.gain, "restore_noise": one.noise} for one in measured.steps}
-    return [replace(row, **gains.get(row.step, {})) for row in rows]

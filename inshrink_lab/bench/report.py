@@ -52,7 +52,7 @@ class Point(Report):
     mean_divergence
         Mean divergence over the steps, in nats.
     restore_gain
-        Share of the movement that a restore one step earlier keeps (docs/cli.md#compare), over all
+        Share of the movement that a restore one step earlier keeps (docs/cli.md#bench), over all
         weights and steps.
     restore_noise
         Squared error of that share, relative to the movement.
