@@ -39,7 +39,6 @@ from inshrink_core.verbs.shared.measured import (
     Asking,
     EvaluatorId,
     Measurements,
-    finite_errors,
     merged,
     question_of,
 )
@@ -240,48 +239,40 @@ class CompareArchives(Sparing, Bounding, Stepping, Asking, EvaluatorRequest, Ope
         question = question_of(measured_by, run, steps, before)
         had = None if self.again else merged(tuple(store.rows("compare")), measured_by, question["run"])
         there: dict[int, EvaluatedStep] = {}
-        errors: dict[int, float | None] = {}
-        fresh: list[EvaluatedStep] = []
         about: dict[str, Any] = {"archive": str(archive.path)}
-
-        def take(row: EvaluatedStep, original: Evaluation) -> None:
-            fresh.append(row)
-            errors[row.step] = original.standard_errors.get(original.metric)
-            n = None if original.log_probs is None else len(original.log_probs)
-            about.update(metric=original.metric, direction=original.direction.value, n=n)
-            tell(row, about | {"standard_error": errors[row.step]})
-
         if had is not None:
-            errors |= had.standard_errors
-            known_rows = had.comparison
-            about.update(metric=known_rows.metric, direction=known_rows.direction.value, n=had.n_samples)
-            for row in known_rows.steps:
-                if row.step in steps:
-                    there[row.step] = row
-                    tell(row, about | {"standard_error": errors.get(row.step)})
+            found = had.comparison
+            about |= {"metric": found.metric, "direction": found.direction.value, "n": had.n_samples}
+            there = {row.step: row for row in found.steps if row.step in steps}
+            for row in there.values():
+                tell(row, about | {"standard_error": had.standard_errors.get(row.step)})
         device, measured_at = archive.device, had.comparison.measured_at if had and there else None
-        if missing := [step for step in steps if step not in there]:
-            view, asked = archive.sequential(), {step: before[step] for step in missing}
-            try:
-                rows = compared_steps(
-                    known, lambda step: evaluator.evaluate(view[step]), asked, evaluator.spec
-                )
-                for row, original in rows:
-                    take(row, original)
-            finally:  # Store results measured before an interruption, too.
-                if fresh:
-                    compared = Compared(
-                        metric=about["metric"],
-                        direction=about["direction"],
-                        device=device,
-                        n_samples=about["n"],
-                        standard_errors=finite_errors({row.step: errors[row.step] for row in fresh}),
-                        steps=tuple(fresh),
-                    )
-                    store.add("compare", question, plain_value(compared))
-            there |= {row.step: row for row in fresh}
-        elif had is not None:
+        missing = {step: before[step] for step in steps if step not in there}
+        if had is not None and not missing:
             device = had.comparison.device
+        view, fresh, errors = archive.sequential(), list[EvaluatedStep](), dict[int, float]()
+        rows = compared_steps(known, lambda step: evaluator.evaluate(view[step]), missing, evaluator.spec)
+        try:
+            for row, original in rows:
+                fresh.append(row)
+                n = None if original.log_probs is None else len(original.log_probs)
+                about |= {"metric": original.metric, "direction": original.direction.value, "n": n}
+                error = original.standard_errors.get(original.metric)
+                if error is not None:
+                    errors[row.step] = error
+                tell(row, about | {"standard_error": error})
+        finally:  # Store results measured before an interruption, too.
+            if fresh:
+                compared = Compared(
+                    metric=about["metric"],
+                    direction=about["direction"],
+                    device=device,
+                    n_samples=about["n"],
+                    standard_errors=errors,
+                    steps=tuple(fresh),
+                )
+                store.add("compare", question, plain_value(compared))
+        there |= {row.step: row for row in fresh}
         return Comparison.over(
             [there[step] for step in steps],
             about["metric"],

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from inshrink_core.formats import Run
     from inshrink_core.search.bounds import Bounds
     from inshrink_core.search.search import Chain, ChainTrials
-    from inshrink_core.search.space import Candidate, Cube, Line
+    from inshrink_core.search.space import Cube, Line, Settings
     from inshrink_core.search.trials import Trial
 
 
@@ -129,8 +129,6 @@ class SearchReport(Report):
         Spearman's rank correlation of predicted and measured figures; None for few trials.
     seconds
         Wall time.
-    log
-        File of the trials; None if they are not stored.
     notes
         Caveats of the result.
     device
@@ -155,7 +153,6 @@ class SearchReport(Report):
     trials: tuple[Trial, ...]
     rank_correlation: float | None
     seconds: float
-    log: Path | None
     notes: tuple[str, ...] = ()
     device: str = "cpu"
     output: Path | None = field(default=None, metadata=OMITTED)
@@ -165,7 +162,7 @@ class SearchReport(Report):
         "ratio_by_default=default.ratio_weights default_keeps_the_bounds=default_keeps "
         "ratio_by_step=by_step.ratio_weights metric direction steps "
         "where_the_previous_checkpoint_keeps_them_too=not_discriminative evaluations rank_correlation "
-        "seconds device log"
+        "seconds device"
     )
 
     @property
@@ -311,22 +308,21 @@ class Search(Stepping, Bounding, Writing, EvaluatorRequest, Computing, Reading, 
         Minimize the divergence at this ratio, instead of a bound. Without both, the restore cost is bounded
         by 0.003 (0.3 %).
     output
-        File of the result, for compress --config. Trials are stored beside it, and the same search continues
-        from them. By default they are stored in ``.inshrink`` inside of the run, or in the user's cache if
-        the run is not writable or is a bundled sample.
+        File of the result, for compress --config.
     budget
         Maximum number of configurations to try.
 
     Raises
     ------
     InputError
-        Bounds and a target are both given, the codec has no tunable parameter, or the log is of another run.
+        Bounds and a target are both given, or the codec has no tunable parameter.
     EvaluatorError, UntrustedCodeError
         The evaluator failed, or lacks consent to run.
 
     Notes
     -----
-    A trial encodes one step in memory, as part of the chain that a configuration makes, and evaluates it. A
+    A trial encodes one step in memory, as part of the chain that a configuration makes, and evaluates it.
+    Trials are stored with the run's results, and the same search continues from them. A
     configuration is rejected at the first step that breaks a bound. The codec's defaults are measured, too,
     at every step; if they keep the bounds, the result is never larger. The search also measures the chain
     that `inshrink compress` writes under the same bounds, with settings per step; if that stores more than
@@ -408,7 +404,6 @@ class Search(Stepping, Bounding, Writing, EvaluatorRequest, Computing, Reading, 
                 trials=trials,
                 rank_correlation=calibrate(trials).rank_correlation,
                 seconds=time.perf_counter() - started,
-                log=chains.log.path,
                 notes=tuple(notes),
                 device=base.device,
                 output=target,
@@ -470,15 +465,14 @@ class Search(Stepping, Bounding, Writing, EvaluatorRequest, Computing, Reading, 
         from inshrink_core.chain import look_ahead
         from inshrink_core.search.search import ChainTrials, choose_steps, trial_log_of
         from inshrink_core.search.space import space_of
-        from inshrink_core.search.trials import BoundEvaluator, TrialLog, checkpoint_digest
+        from inshrink_core.search.trials import BoundEvaluator
 
         opened = self.opened_run(self.run).matched()
         chosen = choose_steps(opened, steps_of(opened, self.steps))
         base = self.chain_config(device=self.device, threads=self.threads)
         layers = {spec.layer for spec in opened[chosen[0]].specs if spec.role in MODEL_ROLES}
         space = space_of(base.codec, layers)
-        path = trial_log_of(opened, None if self.output is None else Path(self.output))
-        log = TrialLog(path, checkpoint_digest(opened[opened.steps[0]]))
+        log = trial_log_of(opened, make=True)
         with BoundEvaluator(self.resolve(opened), opened.__getitem__, self.bounds) as evaluator:
             chains = ChainTrials(
                 base=base,
@@ -514,12 +508,10 @@ class Search(Stepping, Bounding, Writing, EvaluatorRequest, Computing, Reading, 
             raise InputError("--target-ratio is not a ratio", expected="a number from 1", found=str(target))
 
 
-def _default(space: Cube | Line, base: ChainConfig) -> Candidate:
-    """Return the configuration that a run is written with by default."""
-    from inshrink_core.search.space import Candidate
-
+def _default(space: Cube | Line, base: ChainConfig) -> Settings:
+    """Return the settings that a run is written with by default."""
     point: Any = space.point_of(base.config)
-    return Candidate(codec=base.codec) if point is None else space.candidate(point)
+    return {} if point is None else space.settings(point)
 
 
 search = python_call(Search)

@@ -141,14 +141,13 @@ def test_a_lattice_is_shown_with_its_step_and_its_cost(run):
     assert (seen.codec, seen.level_kind) == ("lattice", "lattice")
     assert seen.step_size > 0
     assert seen.bits_per_weight == 8 * seen.nbytes / 24576
-    assert seen.nbytes < seen.keyframe_nbytes
     # Contexts make the stream smaller than the entropy of the changes, headers make it larger.
     assert seen.bits_per_weight == pytest.approx(seen.entropy, rel=0.1)
 
 
 def test_the_first_step_is_a_keyframe(run):
     seen = anatomy(run, run.steps[0], KEY)
-    assert (seen.kind, seen.nbytes) == ("keyframe", seen.keyframe_nbytes)
+    assert seen.kind == "keyframe"
 
 
 def test_what_a_codec_leaves_exact_is_shown_as_protected(run):

@@ -9,7 +9,6 @@ answered from the log. Rows about other content describe an earlier state.
 from __future__ import annotations
 
 import logging
-import math
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -372,8 +371,3 @@ def question_of(
         "run": {str(step): run.identity(step) for step in sorted(looked_at)},
         "before": {str(step): before.get(step) for step in steps},
     }
-
-
-def finite_errors(errors: Mapping[int, float | None]) -> dict[int, float]:
-    """Return the known, finite standard errors, by step."""
-    return {step: error for step, error in errors.items() if error is not None and math.isfinite(error)}
