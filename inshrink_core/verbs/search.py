@@ -7,10 +7,8 @@ import json
 import logging
 import math
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import KW_ONLY, asdict, dataclass, field, replace
-from itertools import pairwise
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, NamedTuple
 
@@ -20,7 +18,7 @@ from inshrink_core.evaluate import EvaluatorRequest
 from inshrink_core.execution.results import write_atomic
 from inshrink_core.report import OMITTED, Report
 from inshrink_core.request import Option, Request, python_call
-from inshrink_core.text import UNKNOWN, printable, ratio
+from inshrink_core.text import UNKNOWN, printable
 from inshrink_core.verbs.shared.groups import (
     Bounding,
     Computing,
@@ -31,11 +29,9 @@ from inshrink_core.verbs.shared.groups import (
     Writing,
     steps_of,
 )
-from inshrink_core.verbs.shared.measured import Measurements, read_as
 
 if TYPE_CHECKING:
     from inshrink_core.chain import ChainConfig
-    from inshrink_core.formats import Run
     from inshrink_core.search.bounds import Bounds
     from inshrink_core.search.search import Chain, ChainTrials
     from inshrink_core.search.space import Cube, Line, Settings
@@ -50,45 +46,10 @@ _SHOWN: Final = ("step", "config", *_FIGURES, "seconds", "failure")
 
 _NOTHING_BETTER: Final = "the default keeps the bounds, and no configuration that was tried is smaller"
 
-_BY_STEP: Final = (
-    "separate settings for each step reach a higher ratio than any single configuration: {ratio} of the"
-    " weights; an archive written under these bounds uses them{but}"
-)
-
-_IN_FILE: Final = "; {file} can hold only one configuration for all steps: {best}"
-
 _NO_EVIDENCE: Final = (
     "at every step the previous checkpoint would keep the bounds too: the steps prove nothing, so no coarser"
     " setting is chosen"
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ByStep:
-    """Figures of the chain that `inshrink compress` writes under the same bounds, with settings per step.
-
-    Parameters
-    ----------
-    ratio_weights
-        Raw bytes over stored bytes of weights and buffers, over the whole chain.
-    ratio_total
-        The same of everything.
-    drop
-        Drop at the worst step.
-    divergence
-        Divergence at the worst step, in nats.
-    restore_cost
-        Restore cost at the worst step.
-    evaluations
-        Number of restored states evaluated for it; originals are not counted.
-    """
-
-    ratio_weights: float | None
-    ratio_total: float | None
-    drop: float | None
-    divergence: float | None
-    restore_cost: float | None
-    evaluations: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,9 +65,6 @@ class SearchReport(Report):
         without a best configuration.
     default, default_keeps
         The chain of the codec's defaults, and whether it keeps the bounds.
-    by_step
-        Result of ``compress`` under the same bounds, with settings per step; None for a target ratio,
-        with a budget, and for codecs other than the lattice.
     binding
         Figure closest to its limit; None for a target ratio.
     bounds
@@ -141,7 +99,6 @@ class SearchReport(Report):
     ratio_total: float | None = field(metadata=OMITTED)
     default: Chain
     default_keeps: bool = field(metadata=OMITTED)
-    by_step: ByStep | None
     binding: Binding | None
     bounds: Bounds
     target_ratio: float | None
@@ -160,16 +117,10 @@ class SearchReport(Report):
     SHOWS: ClassVar = (
         "bounds target_ratio best=found figures=figures decided_by=binding "
         "ratio_by_default=default.ratio_weights default_keeps_the_bounds=default_keeps "
-        "ratio_by_step=by_step.ratio_weights metric direction steps "
+        "metric direction steps "
         "where_the_previous_checkpoint_keeps_them_too=not_discriminative evaluations rank_correlation "
         "seconds device"
     )
-
-    @property
-    def is_best_by_step(self) -> bool:
-        """Whether settings per step store more than the best single configuration."""
-        found = None if self.by_step is None else self.by_step.ratio_weights
-        return found is not None and (self.best is None or found > self.best.ratio_weights)
 
     @property
     def failure(self) -> CheckFailedError | None:
@@ -239,11 +190,11 @@ class SearchReport(Report):
         """Yield the next command, and the notes."""
         from inshrink_core.search.bounds import option_of
 
-        if self.is_best_by_step:
-            limits = (f"{option_of(name)} {limit:g}" for name, limit in self.bounds.limits.items())
-            yield f"next: inshrink compress RUN -o ARCHIVE {' '.join(limits)}"
-        elif self.best is not None and self.output is not None:
+        if self.best is not None and self.output is not None:
             yield f"next: inshrink compress RUN -o ARCHIVE --config {self.output}"
+        if self.target_ratio is None:
+            limits = " ".join(f"{option_of(name)} {limit:g}" for name, limit in self.bounds.limits.items())
+            yield f"or, with settings for each step: inshrink compress RUN -o ARCHIVE {limits}"
         yield from (f"note: {note}" for note in self.notes)
 
 
@@ -324,10 +275,9 @@ class Search(Stepping, Bounding, Writing, EvaluatorRequest, Computing, Reading, 
     A trial encodes one step in memory, as part of the chain that a configuration makes, and evaluates it.
     Trials are stored with the run's results, and the same search continues from them. A
     configuration is rejected at the first step that breaks a bound. The codec's defaults are measured, too,
-    at every step; if they keep the bounds, the result is never larger. The search also measures the chain
-    that `inshrink compress` writes under the same bounds, with settings per step; if that stores more than
-    any single configuration, the report shows it (`SearchReport.by_step`). The report's `best` has the config
-    for `inshrink_core.compress`. Other options of writing affect sizes, not figures.
+    at every step; if they keep the bounds, the result is never larger. Under the same bounds `inshrink
+    compress` chooses settings for each step, which a single configuration rarely beats. The report's `best`
+    has the config for `inshrink_core.compress`. Other options of writing affect sizes, not figures.
 
     Examples
     --------
@@ -357,33 +307,27 @@ class Search(Stepping, Bounding, Writing, EvaluatorRequest, Computing, Reading, 
 
     def perform(self) -> SearchReport:
         """Run the search."""
-        from inshrink_core.search.bounded import MAX_TRIALS
         from inshrink_core.search.quadratic import calibrate
         from inshrink_core.search.search import best_reaching, best_within
-        from inshrink_core.search.space import Line
 
         started = time.perf_counter()
         self._check()
         target = None if self.output is None else Path(self.output)
-        with self._begun() as (opened, space, chains):
+        with self._begun() as (space, chains):
             chosen, evaluator, base = chains.steps, chains.evaluator, chains.base
             not_discriminative = tuple(step for step in chosen if chains.is_not_discriminative(step))
             discriminative = len(not_discriminative) + 1 < len(chosen) or len(chosen) == 1
-            notes, by_step = [], None
+            notes = []
             if self.target_ratio is not None:
                 best = best_reaching(chains, space, base.config, self.target_ratio)
                 default = chains.chain(_default(space, base), to_the_end=True)
             else:
-                is_default_space = isinstance(space, Line) and self.budget is None
-                chains.after = MAX_TRIALS * len(chosen) if is_default_space else 0
                 best = best_within(chains, space, base.config, self.budget, discriminative=discriminative)
                 notes += [] if discriminative else [_NO_EVIDENCE]
                 default = chains.chain(_default(space, base), to_the_end=True)
                 if chains.keeps(default) and (best is None or best.ratio_weights < default.ratio_weights):
                     best = default
                     notes.append(_NOTHING_BETTER)
-                if is_default_space:
-                    by_step = self._by_step(opened, chains)
             trials = tuple(
                 {id(trial): trial for chain in chains.known.values() for trial in chain.trials}.values()
             )
@@ -392,7 +336,6 @@ class Search(Stepping, Bounding, Writing, EvaluatorRequest, Computing, Reading, 
                 ratio_total=None if best is None else chains.ratio_total(best),
                 default=default,
                 default_keeps=chains.keeps(default),
-                by_step=by_step,
                 binding=None if self.target_ratio is not None else _binding(best or default, chains.bounds),
                 bounds=chains.bounds,
                 target_ratio=self.target_ratio,
@@ -408,59 +351,12 @@ class Search(Stepping, Bounding, Writing, EvaluatorRequest, Computing, Reading, 
                 device=base.device,
                 output=target,
             )
-            if by_step is not None and report.is_best_by_step:
-                known = "none" if best is None else f"the best, {ratio(best.ratio_weights)}"
-                but = "" if target is None else _IN_FILE.format(file=target.name, best=known)
-                note = _BY_STEP.format(ratio=ratio(by_step.ratio_weights), but=but)
-                report = replace(report, notes=(*report.notes, note))
         if target is not None:
             write_atomic(target, json.dumps(report.to_json(), indent=1) + "\n")
         return report
 
-    def _by_step(self, run: Run, chains: ChainTrials) -> ByStep | None:
-        """Write the chain under the bounds to a temporary place, with settings found for each step.
-
-        The result is stored with the run's measurements and reused. None if the bounds cannot be kept this
-        way.
-        """
-        from inshrink_core.search.bounded import MAX_TRIALS, BoundedWriter, written_bounded
-        from inshrink_core.search.bounds import FIGURES
-
-        evaluator, steps, base = chains.evaluator, chains.steps, chains.base
-        known = Measurements.of_run(run, make=True)
-        bounds = evaluator.bounds(steps[0])
-        question = {"steps": list(steps), "chain": base.record() | {"keyframe_every": base.keyframe_every}}
-        question |= {"bounds": bounds.to_json(), "evaluator": evaluator.digest}
-        found = known.find("by_step", question)
-        if found is not None and (by_step := read_as(ByStep, found.document)) is not None:
-            return by_step
-        before, tried = evaluator.evaluations, Counter[int]()
-        places = {step: place for place, step in enumerate(steps)}
-
-        def report(trial: Trial) -> None:
-            tried[trial.step] += 1
-            left = MAX_TRIALS * (len(steps) - places[trial.step]) - tried[trial.step]
-            chains.report(trial, chains.evaluations + tried.total(), left)
-
-        following = dict(pairwise(steps)).get
-        bounded = BoundedWriter(base, evaluator, run.__getitem__, following=following, on_trial=report)
-        try:
-            size = written_bounded(bounded, base, map(run.__getitem__, steps), chains.initial)
-        except CheckFailedError as error:
-            _logger.info("nothing is known of settings by step: %s", error)
-            return None
-        bound_record = bounded.bound_record.to_json()
-        by_step = ByStep(
-            ratio_weights=size.ratio_weights,
-            ratio_total=size.ratio_total,
-            evaluations=evaluator.evaluations - before,
-            **{name: bound_record[f"max_{name}"] for name in FIGURES},
-        )
-        known.add("by_step", question, asdict(by_step))
-        return by_step
-
     @contextlib.contextmanager
-    def _begun(self) -> Iterator[tuple[Run, Cube | Line, ChainTrials]]:
+    def _begun(self) -> Iterator[tuple[Cube | Line, ChainTrials]]:
         """Open the run, its evaluator and the log of trials."""
         from inshrink_core.chain import look_ahead
         from inshrink_core.search.search import ChainTrials, choose_steps, trial_log_of
@@ -483,7 +379,7 @@ class Search(Stepping, Bounding, Writing, EvaluatorRequest, Computing, Reading, 
                 initial=look_ahead(base, chosen, opened.__getitem__),
                 progress=self.progress,
             )
-            yield opened, space, chains
+            yield space, chains
 
     @property
     def bounds(self) -> Bounds:
