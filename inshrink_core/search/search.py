@@ -268,14 +268,13 @@ class ChainTrials(Measurer):
         raw = sum(trial.raw_weights for trial in best.trials)
         return rest.ratio_total(raw, sum(trial.weights_nbytes for trial in best.trials))
 
-    def ratio(self, candidate: Settings, n_steps: int | None = None) -> float:
+    def ratio(self, candidate: Settings) -> float:
         """Estimate the ratio of a chain from a sample of its tensors, without the evaluator.
 
-        The estimate encodes consecutive steps from the middle of the run, by default a keyframe and two
-        deltas.
+        The estimate encodes consecutive steps from the middle of the run, a keyframe and two deltas.
         """
-        steps = middle_of(self.steps) if n_steps is None else middle_of(self.steps, n_steps)
-        checkpoints, chain = [self.checkpoints(step) for step in steps], with_settings(self.base, candidate)
+        checkpoints = [self.checkpoints(step) for step in middle_of(self.steps)]
+        chain = with_settings(self.base, candidate)
         encoded = encode_chain(chain, checkpoints, sample_keys(checkpoints[0]), self.initial)
         sizes = [item.scaled_nbytes for item in encoded]
         raw = sum(checkpoint.raw_bytes(MODEL_ROLES) for checkpoint in checkpoints) / len(checkpoints)

@@ -110,13 +110,11 @@ class Measurements:
         Name of the log, without suffix.
     content
         Digest of the current content.
-    path
-        Path of the archive or run.
     """
 
-    def __init__(self, folders: Iterable[Path], name: str, content: str, path: str = "") -> None:
+    def __init__(self, folders: Iterable[Path], name: str, content: str) -> None:
         self._files = [folder / f"{name}{_SUFFIX}" for folder in dict.fromkeys(folders)]
-        self.content, self._path = content, path
+        self.content = content
 
     @classmethod
     def of_archive(
@@ -142,18 +140,17 @@ class Measurements:
             reader = archive.reader
             name = reader.archive_id.hex()
             content = content_digest(name, ((o.frame_id.hex(), o.digest.hex()) for o in reader.frames))
-        path = str(archive.path)
-        return cls(_folders(Path(path), run, make=make), name, content, path)
+        return cls(_folders(Path(archive.path), run, make=make), name, content)
 
     @classmethod
     def of_run(cls, run: Run, *, make: bool = False) -> Self:
         """Return the measurements of a run, identified by the paths, sizes and times of its files."""
         found = results_folder(run.directory, make=make)
-        return cls([] if found is None else [found / _FOLDER], _OF_RUN, run_content(run), run.address)
+        return cls([] if found is None else [found / _FOLDER], _OF_RUN, run_content(run))
 
     def add(self, kind: str, question: Mapping[str, Any], document: Mapping[str, Any]) -> None:
         """Store an answer; a failure to write is logged and not raised."""
-        row = {"v": _VERSION, "kind": kind, "at": time.time(), "content": self.content, "path": self._path}
+        row = {"v": _VERSION, "kind": kind, "at": time.time(), "content": self.content}
         row |= {"question": dict(question), "document": dict(document)}
         for file in self._files:
             try:
