@@ -18,7 +18,6 @@ from inshrink_core.archive.document import pack_value
 from inshrink_core.archive.index import FrameIndex
 from inshrink_core.chain import ChainState
 from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint
-from inshrink_core.codec import AnyCodec
 from inshrink_core.errors import NotFoundError
 from inshrink_core.evaluate.comparison import largest
 from inshrink_core.execution.progress import OnProgress, Progress
@@ -283,14 +282,14 @@ class ChainTrials(Measurer):
 
 
 def best_within(
-    chains: ChainTrials, space: Cube | Line, config: AnyCodec, budget: int | None, *, discriminative: bool
+    chains: ChainTrials, space: Cube | Line, budget: int | None, *, discriminative: bool
 ) -> Chain | None:
     """Return the best chain that keeps the bounds.
 
     Parameters
     ----------
-    chains, space, config
-        Measurement of chains, search space, and start of a search on a line.
+    chains, space
+        Measurement of chains, and search space. A search on a line starts at the settings of the base.
     budget
         Maximum number of chains to measure.
     discriminative
@@ -298,7 +297,7 @@ def best_within(
     """
     best: Outcome[Any] | None
     if isinstance(space, Line):
-        start, limit = space.point_of(config), budget or _MAX_CHAINS
+        start, limit = space.point_of(chains.base.config), budget or _MAX_CHAINS
         chains.most = 1 + limit
         walk = chains.walk(space, limit)
         best = walk_line(walk, start) if discriminative else walk_line(walk, start, most=start)
@@ -310,13 +309,13 @@ def best_within(
     return None if best is None else best.result
 
 
-def best_reaching(chains: ChainTrials, space: Cube | Line, config: AnyCodec, target: float) -> Chain | None:
+def best_reaching(chains: ChainTrials, space: Cube | Line, target: float) -> Chain | None:
     """Return the chain of smallest divergence (else drop) whose ratio reaches the target.
 
     Estimates without the evaluator select the finest points that may reach it.
     """
     if isinstance(space, Line):
-        candidates = _reaching_on_line(chains, space, space.point_of(config), target)
+        candidates = _reaching_on_line(chains, space, target)
     else:
         ratio_of = _ratio_of(chains, space)
         reaching = [point for point in space.points() if ratio_of(point) * _SLACK >= target]
@@ -327,7 +326,7 @@ def best_reaching(chains: ChainTrials, space: Cube | Line, config: AnyCodec, tar
     return min((item for item in found if item.ratio_weights >= target), key=_faithfulness, default=None)
 
 
-def _reaching_on_line(chains: ChainTrials, line: Line, start: float, target: float) -> list[Settings]:
+def _reaching_on_line(chains: ChainTrials, line: Line, target: float) -> list[Settings]:
     """Return the finest value of a line that reaches a ratio; encode every step but evaluate none."""
 
     def measure(point: float) -> Outcome[float]:
@@ -339,7 +338,7 @@ def _reaching_on_line(chains: ChainTrials, line: Line, start: float, target: flo
         return Outcome(point, ratio < target, ratio, ratio / target)
 
     walk = Walk(measure, 2 * _MAX_CHAINS)
-    walk_line(walk, start, enough=1.0, power=1.0, tolerance=1.02, aim=1.005)
+    walk_line(walk, line.point_of(chains.base.config), enough=1.0, power=1.0, tolerance=1.02, aim=1.005)
     return [line.settings(point) for point in sorted(o.point for o in walk.outcomes if not o.within)[:1]]
 
 

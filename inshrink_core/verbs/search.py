@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import math
@@ -31,10 +30,9 @@ from inshrink_core.verbs.shared.groups import (
 )
 
 if TYPE_CHECKING:
-    from inshrink_core.chain import ChainConfig
     from inshrink_core.search.bounds import Bounds
     from inshrink_core.search.search import Chain, ChainTrials
-    from inshrink_core.search.space import Cube, Line, Settings
+    from inshrink_core.search.space import Cube, Line
     from inshrink_core.search.trials import Trial
 
 
@@ -194,7 +192,7 @@ class SearchReport(Report):
             yield f"next: inshrink compress RUN -o ARCHIVE --config {self.output}"
         if self.target_ratio is None:
             limits = " ".join(f"{option_of(name)} {limit:g}" for name, limit in self.bounds.limits.items())
-            yield f"or, with settings for each step: inshrink compress RUN -o ARCHIVE {limits}"
+            yield f"with settings for each step: inshrink compress RUN -o ARCHIVE {limits}"
         yield from (f"note: {note}" for note in self.notes)
 
 
@@ -307,62 +305,13 @@ class Search(Stepping, Bounding, Writing, EvaluatorRequest, Computing, Reading, 
 
     def perform(self) -> SearchReport:
         """Run the search."""
-        from inshrink_core.search.quadratic import calibrate
-        from inshrink_core.search.search import best_reaching, best_within
-
-        started = time.perf_counter()
-        self._check()
-        target = None if self.output is None else Path(self.output)
-        with self._begun() as (space, chains):
-            chosen, evaluator, base = chains.steps, chains.evaluator, chains.base
-            not_discriminative = tuple(step for step in chosen if chains.is_not_discriminative(step))
-            discriminative = len(not_discriminative) + 1 < len(chosen) or len(chosen) == 1
-            notes = []
-            if self.target_ratio is not None:
-                best = best_reaching(chains, space, base.config, self.target_ratio)
-                default = chains.chain(_default(space, base), to_the_end=True)
-            else:
-                best = best_within(chains, space, base.config, self.budget, discriminative=discriminative)
-                notes += [] if discriminative else [_NO_EVIDENCE]
-                default = chains.chain(_default(space, base), to_the_end=True)
-                if chains.keeps(default) and (best is None or best.ratio_weights < default.ratio_weights):
-                    best = default
-                    notes.append(_NOTHING_BETTER)
-            trials = tuple(
-                {id(trial): trial for chain in chains.known.values() for trial in chain.trials}.values()
-            )
-            report = SearchReport(
-                best=best,
-                ratio_total=None if best is None else chains.ratio_total(best),
-                default=default,
-                default_keeps=chains.keeps(default),
-                binding=None if self.target_ratio is not None else _binding(best or default, chains.bounds),
-                bounds=chains.bounds,
-                target_ratio=self.target_ratio,
-                metric=evaluator.metric,
-                direction=evaluator.direction,
-                steps=chosen,
-                not_discriminative=not_discriminative,
-                evaluations=chains.evaluations,
-                trials=trials,
-                rank_correlation=calibrate(trials).rank_correlation,
-                seconds=time.perf_counter() - started,
-                notes=tuple(notes),
-                device=base.device,
-                output=target,
-            )
-        if target is not None:
-            write_atomic(target, json.dumps(report.to_json(), indent=1) + "\n")
-        return report
-
-    @contextlib.contextmanager
-    def _begun(self) -> Iterator[tuple[Cube | Line, ChainTrials]]:
-        """Open the run, its evaluator and the log of trials."""
         from inshrink_core.chain import look_ahead
         from inshrink_core.search.search import ChainTrials, choose_steps, trial_log_of
         from inshrink_core.search.space import space_of
         from inshrink_core.search.trials import BoundEvaluator
 
+        started = time.perf_counter()
+        self._check()
         opened = self.opened_run(self.run).matched()
         chosen = choose_steps(opened, steps_of(opened, self.steps))
         base = self.chain_config(device=self.device, threads=self.threads)
@@ -379,7 +328,53 @@ class Search(Stepping, Bounding, Writing, EvaluatorRequest, Computing, Reading, 
                 initial=look_ahead(base, chosen, opened.__getitem__),
                 progress=self.progress,
             )
-            yield space, chains
+            report = self._searched(chains, space, started)
+        if report.output is not None:
+            write_atomic(report.output, json.dumps(report.to_json(), indent=1) + "\n")
+        return report
+
+    def _searched(self, chains: ChainTrials, space: Cube | Line, started: float) -> SearchReport:
+        """Find the best chain, measure that of the codec's defaults, and report on both."""
+        from inshrink_core.search.quadratic import calibrate
+        from inshrink_core.search.search import best_reaching, best_within
+
+        notes: list[str] = []
+        not_discriminative = tuple(step for step in chains.steps if chains.is_not_discriminative(step))
+        discriminative = len(not_discriminative) + 1 < len(chains.steps) or len(chains.steps) == 1
+        if self.target_ratio is not None:
+            best = best_reaching(chains, space, self.target_ratio)
+        else:
+            best = best_within(chains, space, self.budget, discriminative=discriminative)
+            notes += [] if discriminative else [_NO_EVIDENCE]
+        point: Any = space.point_of(chains.base.config)
+        default = chains.chain({} if point is None else space.settings(point), to_the_end=True)
+        is_kept = chains.keeps(default)
+        is_smaller = best is None or best.ratio_weights < default.ratio_weights
+        if self.target_ratio is None and is_kept and is_smaller:
+            best = default
+            notes.append(_NOTHING_BETTER)
+        known = (trial for chain in chains.known.values() for trial in chain.trials)
+        trials = tuple({id(trial): trial for trial in known}.values())
+        return SearchReport(
+            best=best,
+            ratio_total=None if best is None else chains.ratio_total(best),
+            default=default,
+            default_keeps=is_kept,
+            binding=None if self.target_ratio is not None else _binding(best or default, chains.bounds),
+            bounds=chains.bounds,
+            target_ratio=self.target_ratio,
+            metric=chains.evaluator.metric,
+            direction=chains.evaluator.direction,
+            steps=chains.steps,
+            not_discriminative=not_discriminative,
+            evaluations=chains.evaluations,
+            trials=trials,
+            rank_correlation=calibrate(trials).rank_correlation,
+            seconds=time.perf_counter() - started,
+            notes=tuple(notes),
+            device=chains.base.device,
+            output=None if self.output is None else Path(self.output),
+        )
 
     @property
     def bounds(self) -> Bounds:
@@ -402,12 +397,6 @@ class Search(Stepping, Bounding, Writing, EvaluatorRequest, Computing, Reading, 
             )
         if target is not None and not 1 <= target < float("inf"):
             raise InputError("--target-ratio is not a ratio", expected="a number from 1", found=str(target))
-
-
-def _default(space: Cube | Line, base: ChainConfig) -> Settings:
-    """Return the settings that a run is written with by default."""
-    point: Any = space.point_of(base.config)
-    return {} if point is None else space.settings(point)
 
 
 search = python_call(Search)
