@@ -265,14 +265,6 @@ def test_a_tensor_that_changes_its_shape_has_not_moved():
     assert found.rms.tolist() == [1.0, 1.0]
 
 
-def test_the_bits_of_a_trajectory_are_those_of_the_archive(run, archives):
-    found = trajectory(run, KEY, steps=run.steps[:5], archive=archives["lattice"])
-    bits = [anatomy(archives["lattice"], step, KEY).bits_per_weight for step in run.steps[:4]]
-    assert found.bits_per_weight[:4] == pytest.approx(bits)
-    assert np.isnan(found.bits_per_weight[4])
-    assert trajectory(archives["lattice"], KEY).bits_per_weight == pytest.approx(bits)
-
-
 def test_a_tensor_that_no_step_has_is_an_error(run):
     with pytest.raises(NotFoundError, match="no step has a tensor 'nope'"):
         trajectory(run, "nope", steps=run.steps[:2])
