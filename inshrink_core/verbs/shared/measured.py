@@ -265,10 +265,8 @@ class Known:
         return 1 / right if abs(right - round(right)) < _TOLERANCE * n else None
 
 
-def known_comparison(
-    archive: Archive | ChainReport, run: Path | None = None, evaluator: EvaluatorId | None = None
-) -> Known | None:
-    """Return the known measurements of an archive; None if nothing was measured.
+def known_comparison(archive: Archive | ChainReport, run: Path | None = None) -> Known | None:
+    """Return the measurements of an archive by the evaluator that measured last; None without any.
 
     Parameters
     ----------
@@ -276,8 +274,6 @@ def known_comparison(
         The archive.
     run
         The directory of its run, if known (`Measurements.of_archive`).
-    evaluator
-        The evaluator; by default the one that measured last.
 
     Returns
     -------
@@ -289,7 +285,7 @@ def known_comparison(
         rows = list(found.rows("compare", earlier=earlier))
         if earlier and rows:  # Use a single earlier state of the archive.
             rows = [row for row in rows if row.content == rows[0].content]
-        known = merged(rows, evaluator)
+        known = merged(rows)
         if known is not None:
             return replace(known, archive=str(archive.path), is_current=not earlier)
     return None
