@@ -29,6 +29,7 @@ from inshrink_core.verbs.search import Search
 
 _COSTS = ("drop", "divergence", "restore_cost")
 _MAX_NAMED = 5
+_BY_STEP = "Settings by step"
 _LEVELS = 7
 """Number of estimated configurations, enough to show the shape of a curve."""
 
@@ -158,6 +159,9 @@ def _searched(job: Job, steps: tuple[int, ...], more: Sequence[Mapping[str, Any]
         _point(list(chain.values()), len(steps), limits, ratio or 0.0)._replace(is_best=key == best)
         for key, chain in chains.items()
     ]
+    if by_step := report.get("by_step"):
+        words: Any = {"label": "settings found for each step", "name": _BY_STEP, "kind": "archive"}
+        points.append(SearchPoint.of({}, by_step, n_steps=len(steps), keeps=True, **words))
     return Searched(tuple(points), limits, steps, ratio, report)
 
 

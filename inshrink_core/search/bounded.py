@@ -37,7 +37,7 @@ from inshrink_core.metrics import Direction, worse_by
 from inshrink_core.search.bounds import FIGURES, BoundCheck, Bounds, Figures
 from inshrink_core.search.measure import frame_overhead, restored_from, step_ratio
 from inshrink_core.search.space import Cube, CubePoint, Line, Settings, space_of, with_settings
-from inshrink_core.search.trials import BoundEvaluator, Measurer, Trial, TriedFrame, model_digests
+from inshrink_core.search.trials import BoundEvaluator, Measurer, OnTrial, Trial, TriedFrame, model_digests
 from inshrink_core.search.walk import Outcome, Walk, follow_line, walk_cube, walk_line
 
 if TYPE_CHECKING:
@@ -164,6 +164,8 @@ class _StepTrials(Measurer):
         Bounds of the step.
     state, index
         State that the step is encoded against, and index that it inherits from.
+    on_trial
+        Callback after each trial.
     """
 
     checkpoint: Checkpoint
@@ -171,11 +173,14 @@ class _StepTrials(Measurer):
     target: Bounds
     state: ChainState
     index: FrameIndex | None
+    on_trial: OnTrial | None
     _best: tuple[float, Settings, PreparedFrame] | None = None
 
     def outcome(self, point: Any, candidate: Settings) -> Outcome[Any]:
         """Encode and evaluate a candidate; retain the frame of the best one so far in memory."""
         trial, encoded, tried = self.measured(candidate, self.checkpoint, self.state, self.index)
+        if self.on_trial is not None:
+            self.on_trial(trial)
         check = self.target.check(trial)
         ratio = trial.ratio_weights if check.within else -math.inf
         if self._best is None or self._best[0] < ratio:
@@ -229,6 +234,8 @@ class BoundedWriter:
     follows
         Measure as little as a training allows. The coarseness then follows the share of the bounds that the
         previous save used (`inshrink_core.search.walk.follow_line`), instead of a search at every step.
+    on_trial
+        Callback after each trial.
 
     Attributes
     ----------
@@ -245,9 +252,10 @@ class BoundedWriter:
         following: Callable[[int], int | None] | None = None,
         resumed: bool = False,
         follows: bool = False,
+        on_trial: OnTrial | None = None,
     ) -> None:
         self._base, self.evaluator, self._originals = base.as_set(), evaluator, originals
-        self._follows = follows
+        self._follows, self._on_trial = follows, on_trial
         self._following = following or (lambda step: None)
         self._space: Cube | Line | None = None
         # Whether the bounds were discriminative at any step, of this session or earlier ones.
@@ -402,6 +410,7 @@ class BoundedWriter:
             target=target,
             state=chain.state(keyframe=keyframe, specs=checkpoint.specs),
             index=None if keyframe or not is_sized else self._index_of_parent(chain, checkpoint),
+            on_trial=self._on_trial,
         )
 
     def _index_of_parent(self, chain: ChainWriter, checkpoint: Checkpoint) -> FrameIndex:

@@ -162,6 +162,8 @@ class ChainTrials(Measurer):
         Trials measured, without those of the log.
     most
         Chains that are measured at most.
+    after
+        Trials that follow these chains at most.
     """
 
     checkpoints: Callable[[int], Checkpoint]
@@ -173,6 +175,7 @@ class ChainTrials(Measurer):
     known: dict[str, Chain] = field(default_factory=dict)
     evaluations: int = 0
     most: int = 1
+    after: int = 0
 
     def __post_init__(self) -> None:
         self.bounds = self.evaluator.bounds(self.steps[0])
@@ -183,6 +186,11 @@ class ChainTrials(Measurer):
     def _sensitivities(self, step: int) -> Mapping[str, float]:
         previous = self.checkpoints(self._before[step]) if step in self._before else None
         return sensitivities(self.checkpoints(step), previous)
+
+    def report(self, trial: Trial, done: int, left: int, found: Mapping[str, Any] | None = None) -> None:
+        """Report a trial, the number of measured trials, and the maximum number left."""
+        if self.progress is not None:
+            self.progress(Progress("search", done, done + left, trial.step, found=found))
 
     def is_not_discriminative(self, step: int) -> bool:
         """Return whether the previous checkpoint keeps the bounds at a step too."""
@@ -208,16 +216,13 @@ class ChainTrials(Measurer):
         if known is not None and (known.complete or not to_the_end):
             return known
         n_steps = len(self.steps)
-        others = n_steps * max(0, self.most - 1 - len(self.known))
+        others = n_steps * max(0, self.most - 1 - len(self.known)) + self.after
         trials: list[Trial] = []
         for place, trial in enumerate(self._trials(candidate), 1):
             trials.append(trial)
             if not trial.cached:
                 self.evaluations += 1
-                if self.progress is not None:
-                    total = self.evaluations + n_steps - place + others
-                    found = trial.to_json()
-                    self.progress(Progress("search", self.evaluations, total, trial.step, found=found))
+                self.report(trial, self.evaluations, n_steps - place + others, found=trial.to_json())
             if not (to_the_end or self.bounds.check(trial).within):
                 break
         chain = Chain(settings=candidate, trials=tuple(trials), complete=len(trials) == n_steps)

@@ -316,6 +316,10 @@ class TriedFrame(NamedTuple):
     digests: Mapping[str, bytes]
 
 
+OnTrial = Callable[[Trial], None]
+"""Called after each trial; raising from it cancels the search."""
+
+
 @dataclass(kw_only=True)
 class Measurer:
     """Encodes candidates in memory and evaluates the restored states.

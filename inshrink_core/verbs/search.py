@@ -6,8 +6,10 @@ import json
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, asdict, dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, NamedTuple
 
@@ -17,7 +19,7 @@ from inshrink_core.evaluate import EvaluatorRequest
 from inshrink_core.execution.results import write_atomic
 from inshrink_core.report import OMITTED, Report
 from inshrink_core.request import Option, Request, python_call
-from inshrink_core.text import UNKNOWN, printable
+from inshrink_core.text import UNKNOWN, printable, ratio
 from inshrink_core.verbs.shared.groups import (
     Bounding,
     Computing,
@@ -28,8 +30,10 @@ from inshrink_core.verbs.shared.groups import (
     Writing,
     steps_of,
 )
+from inshrink_core.verbs.shared.measured import Measurements, read_as
 
 if TYPE_CHECKING:
+    from inshrink_core.formats import Run
     from inshrink_core.search.bounds import Bounds
     from inshrink_core.search.search import Chain, ChainTrials
     from inshrink_core.search.space import Cube, Line
@@ -44,10 +48,45 @@ _SHOWN: Final = ("step", "config", *_FIGURES, "seconds", "failure")
 
 _NOTHING_BETTER: Final = "the default keeps the bounds, and no configuration that was tried is smaller"
 
+_BY_STEP: Final = (
+    "separate settings for each step reach a higher ratio than any single configuration: {ratio} of the"
+    " weights; an archive written under these bounds uses them{but}"
+)
+
+_IN_FILE: Final = "; {file} can hold only one configuration for all steps: {best}"
+
 _NO_EVIDENCE: Final = (
     "at every step the previous checkpoint would keep the bounds too: the steps prove nothing, so no coarser"
     " setting is chosen"
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ByStep:
+    """Figures of the chain that `inshrink compress` writes under the same bounds, with settings per step.
+
+    Parameters
+    ----------
+    ratio_weights
+        Raw bytes over stored bytes of weights and buffers, over the whole chain.
+    ratio_total
+        The same of everything.
+    drop
+        Drop at the worst step.
+    divergence
+        Divergence at the worst step, in nats.
+    restore_cost
+        Restore cost at the worst step.
+    evaluations
+        Number of restored states evaluated for it; originals are not counted.
+    """
+
+    ratio_weights: float | None
+    ratio_total: float | None
+    drop: float | None
+    divergence: float | None
+    restore_cost: float | None
+    evaluations: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +102,9 @@ class SearchReport(Report):
         without a best configuration.
     default, default_keeps
         The chain of the codec's defaults, and whether it keeps the bounds.
+    by_step
+        Result of ``compress`` under the same bounds, with settings per step; None for a target ratio,
+        with a budget, and for codecs other than the lattice.
     binding
         Figure closest to its limit; None for a target ratio.
     bounds
@@ -97,6 +139,7 @@ class SearchReport(Report):
     ratio_total: float | None = field(metadata=OMITTED)
     default: Chain
     default_keeps: bool = field(metadata=OMITTED)
+    by_step: ByStep | None
     binding: Binding | None
     bounds: Bounds
     target_ratio: float | None
@@ -115,10 +158,16 @@ class SearchReport(Report):
     SHOWS: ClassVar = (
         "bounds target_ratio best=found figures=figures decided_by=binding "
         "ratio_by_default=default.ratio_weights default_keeps_the_bounds=default_keeps "
-        "metric direction steps "
+        "ratio_by_step=by_step.ratio_weights metric direction steps "
         "where_the_previous_checkpoint_keeps_them_too=not_discriminative evaluations rank_correlation "
         "seconds device"
     )
+
+    @property
+    def is_best_by_step(self) -> bool:
+        """Whether settings per step store more than the best single configuration."""
+        found = None if self.by_step is None else self.by_step.ratio_weights
+        return found is not None and (self.best is None or found > self.best.ratio_weights)
 
     @property
     def failure(self) -> CheckFailedError | None:
@@ -188,11 +237,11 @@ class SearchReport(Report):
         """Yield the next command, and the notes."""
         from inshrink_core.search.bounds import option_of
 
-        if self.best is not None and self.output is not None:
+        if self.is_best_by_step:
+            limits = (f"{option_of(name)} {limit:g}" for name, limit in self.bounds.limits.items())
+            yield f"next: inshrink compress RUN -o ARCHIVE {' '.join(limits)}"
+        elif self.best is not None and self.output is not None:
             yield f"next: inshrink compress RUN -o ARCHIVE --config {self.output}"
-        if self.target_ratio is None:
-            limits = " ".join(f"{option_of(name)} {limit:g}" for name, limit in self.bounds.limits.items())
-            yield f"with settings for each step: inshrink compress RUN -o ARCHIVE {limits}"
         yield from (f"note: {note}" for note in self.notes)
 
 
@@ -273,9 +322,10 @@ class Search(Stepping, Bounding, Writing, EvaluatorRequest, Computing, Reading, 
     A trial encodes one step in memory, as part of the chain that a configuration makes, and evaluates it.
     Trials are stored with the run's results, and the same search continues from them. A
     configuration is rejected at the first step that breaks a bound. The codec's defaults are measured, too,
-    at every step; if they keep the bounds, the result is never larger. Under the same bounds `inshrink
-    compress` chooses settings for each step, which a single configuration rarely beats. The report's `best`
-    has the config for `inshrink_core.compress`. Other options of writing affect sizes, not figures.
+    at every step; if they keep the bounds, the result is never larger. The search also measures the chain
+    that `inshrink compress` writes under the same bounds, with settings per step; if that stores more than
+    any single configuration, the report shows it (`SearchReport.by_step`). The report's `best` has the config
+    for `inshrink_core.compress`. Other options of writing affect sizes, not figures.
 
     Examples
     --------
@@ -328,19 +378,23 @@ class Search(Stepping, Bounding, Writing, EvaluatorRequest, Computing, Reading, 
                 initial=look_ahead(base, chosen, opened.__getitem__),
                 progress=self.progress,
             )
-            report = self._searched(chains, space, started)
+            report = self._searched(opened, chains, space, started)
         if report.output is not None:
             write_atomic(report.output, json.dumps(report.to_json(), indent=1) + "\n")
         return report
 
-    def _searched(self, chains: ChainTrials, space: Cube | Line, started: float) -> SearchReport:
-        """Find the best chain, measure that of the codec's defaults, and report on both."""
+    def _searched(self, run: Run, chains: ChainTrials, space: Cube | Line, started: float) -> SearchReport:
+        """Find the best chain, measure those of the defaults and of settings by step, and report on them."""
+        from inshrink_core.search.bounded import MAX_TRIALS
         from inshrink_core.search.quadratic import calibrate
         from inshrink_core.search.search import best_reaching, best_within
+        from inshrink_core.search.space import Line
 
         notes: list[str] = []
         not_discriminative = tuple(step for step in chains.steps if chains.is_not_discriminative(step))
         discriminative = len(not_discriminative) + 1 < len(chains.steps) or len(chains.steps) == 1
+        is_by_step = self.target_ratio is None and self.budget is None and isinstance(space, Line)
+        chains.after = MAX_TRIALS * len(chains.steps) if is_by_step else 0
         if self.target_ratio is not None:
             best = best_reaching(chains, space, self.target_ratio)
         else:
@@ -353,13 +407,15 @@ class Search(Stepping, Bounding, Writing, EvaluatorRequest, Computing, Reading, 
         if self.target_ratio is None and is_kept and is_smaller:
             best = default
             notes.append(_NOTHING_BETTER)
+        by_step = self._by_step(run, chains) if is_by_step else None
         known = (trial for chain in chains.known.values() for trial in chain.trials)
         trials = tuple({id(trial): trial for trial in known}.values())
-        return SearchReport(
+        report = SearchReport(
             best=best,
             ratio_total=None if best is None else chains.ratio_total(best),
             default=default,
             default_keeps=is_kept,
+            by_step=by_step,
             binding=None if self.target_ratio is not None else _binding(best or default, chains.bounds),
             bounds=chains.bounds,
             target_ratio=self.target_ratio,
@@ -375,6 +431,54 @@ class Search(Stepping, Bounding, Writing, EvaluatorRequest, Computing, Reading, 
             device=chains.base.device,
             output=None if self.output is None else Path(self.output),
         )
+        if by_step is not None and report.is_best_by_step:
+            found = "none" if best is None else f"the best, {ratio(best.ratio_weights)}"
+            but = "" if report.output is None else _IN_FILE.format(file=report.output.name, best=found)
+            note = _BY_STEP.format(ratio=ratio(by_step.ratio_weights), but=but)
+            report = replace(report, notes=(*report.notes, note))
+        return report
+
+    def _by_step(self, run: Run, chains: ChainTrials) -> ByStep | None:
+        """Write the chain under the bounds to a temporary place, with settings found for each step.
+
+        The result is stored with the run's measurements and reused. None if the bounds cannot be kept this
+        way.
+        """
+        from inshrink_core.search.bounded import MAX_TRIALS, BoundedWriter, written_bounded
+        from inshrink_core.search.bounds import FIGURES
+
+        evaluator, steps, base = chains.evaluator, chains.steps, chains.base
+        known = Measurements.of_run(run, make=True)
+        bounds = evaluator.bounds(steps[0])
+        question = {"steps": list(steps), "chain": base.record() | {"keyframe_every": base.keyframe_every}}
+        question |= {"bounds": bounds.to_json(), "evaluator": evaluator.digest}
+        found = known.find("by_step", question)
+        if found is not None and (by_step := read_as(ByStep, found.document)) is not None:
+            return by_step
+        before, tried = evaluator.evaluations, Counter[int]()
+        places = {step: place for place, step in enumerate(steps)}
+
+        def report(trial: Trial) -> None:
+            tried[trial.step] += 1
+            left = MAX_TRIALS * (len(steps) - places[trial.step]) - tried[trial.step]
+            chains.report(trial, chains.evaluations + tried.total(), left)
+
+        following = dict(pairwise(steps)).get
+        bounded = BoundedWriter(base, evaluator, run.__getitem__, following=following, on_trial=report)
+        try:
+            size = written_bounded(bounded, base, map(run.__getitem__, steps), chains.initial)
+        except CheckFailedError as error:
+            _logger.info("nothing is known of settings by step: %s", error)
+            return None
+        bound_record = bounded.bound_record.to_json()
+        by_step = ByStep(
+            ratio_weights=size.ratio_weights,
+            ratio_total=size.ratio_total,
+            evaluations=evaluator.evaluations - before,
+            **{name: bound_record[f"max_{name}"] for name in FIGURES},
+        )
+        known.add("by_step", question, asdict(by_step))
+        return by_step
 
     @property
     def bounds(self) -> Bounds:

@@ -191,8 +191,8 @@ def estimated():
     run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
     asked = {"steps": run.steps[-3:], "keyframe_every": 2, "device": "cpu"}
     fine, coarse = space_of("lattice").levels(2)
-    each = [f"coarseness={coarse['coarseness']}"]
-    found = inshrink_core.verbs.estimate(run, config=fine, each=each, by_tensor=True, **asked)
+    each = [f"coarseness={coarse.settings['coarseness']}"]
+    found = inshrink_core.verbs.estimate(run, config=fine.settings, each=each, by_tensor=True, **asked)
     return run, (found, *found.each)
 
 

@@ -15,17 +15,20 @@ from inshrink_core.chain import Archive, ChainState
 from inshrink_core.chain.defaults import make_chain_config
 from inshrink_core.checkpoint import MODEL_ROLES
 from inshrink_core.codecs.lattice.codec import LatticeCodec
-from inshrink_core.errors import EvaluatorError, InputError
+from inshrink_core.errors import ConfigError, EvaluatorError, InputError
 from inshrink_core.evaluate import EvaluatorRequest
 from inshrink_core.execution.results import results_folder
 from inshrink_core.formats import open_run
 from inshrink_core.search import search as searching
+from inshrink_core.search.bounded import MAX_TRIALS
 from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST, Bounds
 from inshrink_core.search.quadratic import DROP_PER_NAT
 from inshrink_core.search.trials import BoundEvaluator, Measurer
+from inshrink_core.text import ratio
 from inshrink_core.verbs.compress import compress
 from inshrink_core.verbs.estimate import estimate
-from inshrink_core.verbs.search import search
+from inshrink_core.verbs.search import ByStep, Search, search
+from inshrink_core.verbs.shared.values import read_config_file
 from tests.runs import write_run
 from tests.search.evaluators import InProcess
 
@@ -219,6 +222,48 @@ def test_what_all_candidates_have_in_common_is_part_of_the_configuration_that_is
     assert (again.evaluations, again.to_json()["best"]["config"]) == (0, config)
 
 
+def test_a_search_says_what_settings_by_step_store_under_the_same_bounds_and_measures_it_once(
+    run, tmp_path, evaluator
+):
+    options = {"max_divergence": 1e-3, "output": tmp_path / "s.json"}
+    found = search(run, **options)
+    written = compress(run, tmp_path / "a.inshrink", max_divergence=1e-3)
+    assert found.by_step.ratio_weights == written.size.ratio_weights
+    assert found.by_step.divergence == written.to_json()["max_divergence"]
+    larger = found.by_step.ratio_weights > found.best.ratio_weights
+    assert (
+        larger
+        is found.is_best_by_step
+        is any("by step" in item or "each step" in item for item in found.notes)
+    )
+    assert larger is ("--max-divergence 0.001" in shown(found))
+    assert larger is ("--config" not in shown(found))
+    before = evaluator.asked
+    assert search(run, **options).by_step == found.by_step
+    assert evaluator.asked - before <= len(run.steps) + 1, "the originals alone, the first of them twice"
+    assert search(run, **options | {"budget": 1}).by_step is None
+
+
+def test_a_search_that_settings_by_step_win_says_that_its_file_does_not_hold_them(
+    tmp_path, evaluator, monkeypatch
+):
+    run = open_run(write_run(tmp_path / "run", n_steps=2))  # Of its own: trials are kept with a run.
+    figures = {"drop": 0.0, "divergence": 0.0, "restore_cost": 0.0, "evaluations": 1}
+    won = ByStep(ratio_weights=1e6, ratio_total=1e6, **figures)
+    monkeypatch.setattr(Search, "_by_step", lambda *_: won)
+    target = tmp_path / "s.json"
+    found = search(run, max_divergence=1e-3, output=target)
+    document = json.loads(target.read_text())
+    (note,) = [note for note in document["notes"] if "each step" in note]
+    best = f"the best, {ratio(found.best.ratio_weights)}"
+    assert f"s.json can hold only one configuration for all steps: {best}" in note
+    assert "--config" not in shown(found)
+    assert "s.json" not in search(run, max_divergence=1e-3).notes[-1]
+    target.write_text(json.dumps(document | {"best": None}))
+    with pytest.raises(ConfigError, match="give compress the bounds"):
+        read_config_file(target)
+
+
 def test_an_interrupted_search_goes_on_from_its_log(run, searched, tmp_path, evaluator):
     (full, _), seen = searched, []
 
@@ -379,6 +424,9 @@ def test_no_more_evaluations_follow_than_are_told(tmp_path, evaluator):
     totals = [now.total for now in seen]
     assert totals == sorted(totals, reverse=True)
     assert totals[-1] >= len(seen)
+    by_step = [now for now in seen if now.found is None]
+    assert {now.step for now in by_step} == set(run.steps)
+    assert totals[-1] - len(seen) < MAX_TRIALS
 
 
 def test_without_bounds_a_search_promises_what_compress_does(run, tmp_path, evaluator):
