@@ -224,7 +224,7 @@ def check_fields(request: Any) -> None:
     for field in fields_of(type(request)):
         value = getattr(request, field.name)
         field.check(value)
-        if field.needs and value != field.default and not getattr(request, field.needs):
+        if field.needs and value not in (field.default, []) and not getattr(request, field.needs):
             needed = f"--{field.needs.replace('_', '-')}"
             raise InputError(f"{field.names[0]} goes with {needed}", remedy=f"add {needed}")
         if field.many:

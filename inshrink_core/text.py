@@ -177,15 +177,15 @@ def counted(number: int, noun: str) -> str:
     return f"{count(number)} {noun}" if number == 1 else f"{count(number)} {noun}s"
 
 
-def plain(value: float | None, digits: int = 4) -> str:
-    """Return a number with `digits` significant digits, trailing zeros included, so that widths agree.
+def plain(value: float | None) -> str:
+    """Return a number with four significant digits, trailing zeros included, so that widths agree.
 
     Examples
     --------
     >>> plain(0.98765), plain(0.5)
     ('0.9877', '0.5000')
     """
-    return f"{value:#.{digits}g}".rstrip(".") if value is not None and _known(value) else UNKNOWN
+    return f"{value:#.4g}".rstrip(".") if value is not None and _known(value) else UNKNOWN
 
 
 def percentage(value: float) -> str:

@@ -16,7 +16,7 @@ from inshrink_core.chain import ChainReport
 from inshrink_core.evaluate import Comparison, EvaluatedStep
 from inshrink_core.metrics import Direction
 from inshrink_core.verbs.compare import CompareArchives
-from inshrink_core.verbs.shared.measured import EvaluatorId, Known, Measurements, finite_errors, merged
+from inshrink_core.verbs.shared.measured import EvaluatorId, Known, Measurements, merged
 
 MAX_COMPARED = 8
 """Number of steps that a comparison covers by default: enough to show a trend, and quick."""
@@ -77,7 +77,9 @@ def compared(job: Job) -> tuple[Known, ...]:
     found = []
     for (path, _), by_step in rows.items():
         first = next(iter(by_step.values()))
-        errors = {step: row.get("standard_error") for step, row in by_step.items()}
+        errors = {
+            step: error for step, row in by_step.items() if (error := row.get("standard_error")) is not None
+        }
         in_order = (row for _, row in sorted(by_step.items()))
         fields: list[dict[str, Any]] = [
             {name: row.get(name) for name in EvaluatedStep.__slots__} for row in in_order
@@ -89,7 +91,7 @@ def compared(job: Job) -> tuple[Known, ...]:
             evaluator=EvaluatorId("", ""),
             comparison=Comparison.over(steps, first["metric"], Direction(first["direction"])),
             n_samples=first.get("n"),
-            standard_errors=finite_errors(errors),
+            standard_errors=errors,
         )
         found.append(known)
     return tuple(found)

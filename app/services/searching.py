@@ -272,7 +272,7 @@ def estimating_work(shown: Subject, steps: Sequence[int], codec: str) -> Work:
     """
     layers = frozenset(row.layer for row in shown.model_tensors)
     with reported():
-        first, *others = (level.settings for level in space_of(codec, layers).levels(_LEVELS))
+        first, *others = space_of(codec, layers).levels(_LEVELS)
     texts = [
         ",".join(
             f"{name}={value if isinstance(value, str) else json.dumps(value)}"

@@ -45,13 +45,12 @@ _CHUNK = 1 << 20
 
 
 class _Coded(NamedTuple):
-    """A tensor's state after a frame and before it, the bitstream of its block, and its sizes."""
+    """A tensor's state after a frame and before it, and the bitstream and size of its block."""
 
     state: TensorReference
     reference: TensorReference | None
     bitstream: str
     nbytes: int
-    keyframe_nbytes: int | None
 
 
 def _step_before(series: Run | Archive, step: int, spec: TensorSpec) -> Checkpoint | None:
@@ -70,15 +69,14 @@ def _encode_alone(
     chain: ChainConfig, checkpoint: Checkpoint, before: Checkpoint | None, spec: TensorSpec
 ) -> _Coded:
     """Encode a tensor alone and, where there is one, against its predecessor, which is encoded first."""
-    (alone,) = FramePlan(chain, checkpoint, ChainState(), [spec]).encode([spec])
-    size = len(alone.block.payload)
-    if before is None:
-        return _Coded(alone.reference, None, alone.block.codec, size, size)
-    plan = FramePlan(chain, before, ChainState(), [spec])
-    (first,) = plan.encode([spec])
-    state = ChainState(references={spec.key: first.reference}, memory=plan.memory)
+    state, reference = ChainState(), None
+    if before is not None:
+        plan = FramePlan(chain, before, state, [spec])
+        (first,) = plan.encode([spec])
+        reference = first.reference
+        state = ChainState(references={spec.key: reference}, memory=plan.memory)
     (after,) = FramePlan(chain, checkpoint, state, [spec]).encode([spec])
-    return _Coded(after.reference, first.reference, after.block.codec, len(after.block.payload), size)
+    return _Coded(after.reference, reference, after.block.codec, len(after.block.payload))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -110,8 +108,6 @@ class Anatomy(Report):
         Of the symbols, in bits a value (`entropy_of_symbols`); None where there are none.
     nbytes
         Bytes of the tensor's block.
-    keyframe_nbytes
-        Bytes of a block that needs no other; None for an archive's delta.
     metric
         Sensitivity of `rows`: ``taylor``, ``fisher`` or ``update``; None if there is none.
     relative_error
@@ -134,14 +130,13 @@ class Anatomy(Report):
     step_size: float | None
     entropy: float | None
     nbytes: int
-    keyframe_nbytes: int | None
     metric: str | None
     relative_error: float | None = None
     rows: NDArray[np.float64] | None = None
 
     KEYS: ClassVar = (
         "step tensor=spec.key dtype=spec.dtype shape=spec.shape codec config estimated kind restored "
-        "histogram levels entropy_bits=entropy nbytes keyframe_nbytes bits_per_weight metric relative_error"
+        "histogram levels entropy_bits=entropy nbytes bits_per_weight metric relative_error"
     )
 
     @property
@@ -267,8 +262,7 @@ def _of_archive(archive: Archive, run: Run | None, step: int, key: str, metric: 
     original = run[step] if run is not None and step in run and spec.key in run[step] else None
     origin = checkpoint if original is None else original
     before = _step_before(view if original is None or run is None else run, step, spec)
-    alone = nbytes if reference is None else None
-    coded = _Coded(state, reference, codec, nbytes, alone)
+    coded = _Coded(state, reference, codec, nbytes)
     values = decoded if original is None else original[spec.key]
     return Anatomy(
         step=origin.step,
@@ -305,7 +299,6 @@ def _seen(
         "step_size": levels.step_size,
         "entropy": entropy_of_symbols(coded.state, coded.reference),
         "nbytes": coded.nbytes,
-        "keyframe_nbytes": coded.keyframe_nbytes,
         "metric": None if known is None else known[0],
         "relative_error": None if decoded is None else movement(values, decoded).relative,
         "rows": None if known is None else row_means(known[1]),

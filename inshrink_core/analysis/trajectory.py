@@ -1,4 +1,4 @@
-"""Trajectory of one tensor through a run: its size, its movement, and its bits at each step."""
+"""Trajectory of one tensor through a run: its size and its movement at each step."""
 
 from __future__ import annotations
 
@@ -41,8 +41,6 @@ class Trajectory(Report):
         Root mean square of the change since the previous step in `steps`.
     relative_movement
         `movement` over the `rms` of the previous step.
-    bits_per_weight
-        Bits per weight of its block in the archive.
     """
 
     tensor: str
@@ -50,7 +48,6 @@ class Trajectory(Report):
     rms: NDArray[np.float64]
     movement: NDArray[np.float64]
     relative_movement: NDArray[np.float64]
-    bits_per_weight: NDArray[np.float64]
 
 
 def trajectory(
@@ -58,7 +55,6 @@ def trajectory(
     tensor: str,
     *,
     steps: Iterable[int] | None = None,
-    archive: Archive | str | os.PathLike[str] | None = None,
 ) -> Trajectory:
     """Follow one tensor through a run or an archive; read only this tensor of every step.
 
@@ -70,8 +66,6 @@ def trajectory(
         Its key.
     steps
         Restrict the result to these steps; by default all.
-    archive
-        An archive of the run, for the bits; not needed if `source` is an archive.
 
     Raises
     ------
@@ -93,10 +87,7 @@ def trajectory(
     opened = source if isinstance(source, Run | Archive) else open_any(source)
     series = opened.sequential() if isinstance(opened, Archive) else opened
     chosen = tuple(opened.steps) if steps is None else tuple(sorted(set(steps)))
-    if isinstance(opened, Archive):
-        archive = opened
-    sizes = archive if isinstance(archive, Archive) or archive is None else Archive.open(archive)
-    columns = np.full((4, len(chosen)), np.nan)
+    columns = np.full((3, len(chosen)), np.nan)
     previous: Tensor | None = None
     found = False
     for place, step in enumerate(chosen):
@@ -105,8 +96,7 @@ def trajectory(
         values = None if spec is None else peek(checkpoint.source, spec)
         if values is not None:
             found = True
-            columns[:3, place] = _measure(values, previous)
-            columns[3, place] = _bits(sizes, step, tensor, values.numel())
+            columns[:, place] = _measure(values, previous)
         previous = values
     if not found:
         raise NotFoundError(
@@ -120,18 +110,7 @@ def trajectory(
         rms=columns[0],
         movement=columns[1],
         relative_movement=columns[2],
-        bits_per_weight=columns[3],
     )
-
-
-def _bits(archive: Archive | None, step: int, key: str, n_values: int) -> float:
-    """Return the bits per value of a step's block; NaN if the archive lacks it."""
-    if archive is None or step not in archive or n_values == 0:
-        return math.nan
-    try:
-        return 8 * sum(block.nbytes for block in archive.blocks(archive.reader.find(step), key)) / n_values
-    except NotFoundError:
-        return math.nan
 
 
 def _measure(values: Tensor, previous: Tensor | None) -> tuple[float, float, float]:

@@ -1,4 +1,4 @@
-"""Chains of frames: append, decode, measure and verify; the state between frames."""
+"""Chains of frames: append, decode and verify; the state between frames."""
 
 from __future__ import annotations
 
@@ -31,10 +31,6 @@ if TYPE_CHECKING:
     from inshrink_core.chain.encoder import FramePlan as FramePlan
     from inshrink_core.chain.encoder import PreparedFrame as PreparedFrame
     from inshrink_core.chain.encoder import look_ahead as look_ahead
-    from inshrink_core.chain.gain import StepGain as StepGain
-    from inshrink_core.chain.gain import TensorGain as TensorGain
-    from inshrink_core.chain.gain import pool as pool
-    from inshrink_core.chain.gain import step_gain as step_gain
     from inshrink_core.chain.meta import QUALITY as QUALITY
     from inshrink_core.chain.meta import WRITTEN as WRITTEN
     from inshrink_core.chain.report import ChainFrame as ChainFrame

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 import os
 import sys
 import threading
@@ -121,7 +122,7 @@ def read_outcome(outcome: Any, directory: Path) -> dict[str, Any]:
             errors = {
                 str(metric): number
                 for metric, error in value.items()
-                if (number := scalar(error)) is not None
+                if (number := scalar(error)) is not None and math.isfinite(number)
             }
         elif name == "correction":
             correction = scalar(value) or 0.0

@@ -88,10 +88,6 @@ class EvaluatedStep:
         Expected rise of the loss, as a share of it; None if unknown.
     previous_drop, previous_divergence, previous_restore_cost
         The same for the previous original checkpoint in place of this one; None for the first step.
-    restore_gain
-        Share of the movement that a restore one step earlier keeps (docs/cli.md#compare).
-    restore_noise
-        Squared error of that share, relative to the movement.
     """
 
     step: int
@@ -101,8 +97,6 @@ class EvaluatedStep:
     divergence: float | None
     previous_drop: float | None
     previous_divergence: float | None
-    restore_gain: float | None = None
-    restore_noise: float | None = None
     restore_cost: float | None = None
     previous_restore_cost: float | None = None
 

@@ -2,41 +2,24 @@
 
 from __future__ import annotations
 
-import keyword
 from collections.abc import Sequence
 from typing import Final
 
 from inshrink_core.checkpoint import AVERAGE
-from inshrink_core.errors import InputError, clipped
 
 
-def evaluator_source(model: str | None = None, which: str = "", models: Sequence[str] = ()) -> str:
+def evaluator_source(which: str = "", models: Sequence[str] = ()) -> str:
     """Return the source of an evaluator.
 
     Parameters
     ----------
-    model
-        ``MODULE:CLASS`` of the model; by default a placeholder.
     which
         The evaluated model of a checkpoint; empty for the main one.
     models
         Further models of a checkpoint. This text is untrusted and never becomes code.
-
-    Raises
-    ------
-    InputError
-        `model` does not have that form.
     """
-    module, _, name = (model or "my_model:Model").partition(":")
-    if not all(part.isidentifier() and not keyword.iskeyword(part) for part in (*module.split("."), name)):
-        raise InputError(
-            "a model is named MODULE:CLASS", found=clipped(str(model)), remedy="for example train:Net"
-        )
     others = " or ".join(ascii(other) for other in (AVERAGE, *models) if other != which)
     return _SOURCE.format(
-        module=module,
-        name=name,
-        todo="" if model else "  # TODO: the class of your model",
         which=f", which={which!a}" if which else "",
         others=f"\n# To judge another model, name it in which={others}." if models else "",
     )
@@ -54,7 +37,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from {module} import {name}{todo}
+from my_model import Model  # TODO: the class of your model
 
 
 @cache
@@ -69,7 +52,7 @@ def samples():
 
 def evaluate(state_dict{which}):
     """Return the figures of one checkpoint, and the predictions that a divergence is measured by."""
-    model = {name}()
+    model = Model()
     model.load_state_dict(state_dict)
     model.eval()
     inputs, targets = samples()

@@ -10,13 +10,13 @@ import base64
 import contextlib
 import json
 import pickle
-import queue
 import subprocess
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from functools import partial
 from pkgutil import resolve_name
-from typing import IO, Any, Final, Literal, NamedTuple, cast
+from typing import IO, Any, Final, NamedTuple, cast
 
 from inshrink_core.errors import EngineError, InputError
 from inshrink_core.execution.process import start_python, user_environment
@@ -53,14 +53,6 @@ class Task(NamedTuple):
     directory: str
 
 
-class Event(NamedTuple):
-    """The progress of a task, its result, or the error that ended it."""
-
-    task: int
-    kind: Literal["now", "result", "error"]
-    value: Any
-
-
 class Work(NamedTuple):
     """Tasks to perform.
 
@@ -73,7 +65,7 @@ class Work(NamedTuple):
     threads
         Threads of each worker; by default chosen by the engine.
     progress
-        Called with the total progress of all tasks.
+        Called with the total progress of all tasks, from any thread, by one at a time.
     """
 
     tasks: Callable[[int, int], Sequence[Task]]
@@ -97,17 +89,19 @@ class TotalProgress:
         self._n, self._progress = n_tasks, progress
         self._rows: dict[int, tuple[int, int]] = {}
         self._most = 0
+        self._lock = threading.Lock()
 
     def add(self, task: int, now: Progress) -> None:
         """Add the progress of a task."""
         if self._progress is None:
             return
-        self._rows[task] = now.done, now.total
-        done, total = (sum(column) for column in zip(*self._rows.values(), strict=True))
-        # A restarted task does not reduce the sum.
-        self._most = max(self._most, done)
-        total = max(self._most, total * self._n // len(self._rows))
-        self._progress(Progress(now.stage, self._most, total, now.step, now.detail))
+        with self._lock:
+            self._rows[task] = now.done, now.total
+            done, total = (sum(column) for column in zip(*self._rows.values(), strict=True))
+            # A restarted task does not reduce the sum.
+            self._most = max(self._most, done)
+            total = max(self._most, total * self._n // len(self._rows))
+            self._progress(Progress(now.stage, self._most, total, now.step, now.detail))
 
 
 Engine = Callable[[Work], list[Any]]
@@ -142,38 +136,39 @@ class _Processes:
         self._started: list[subprocess.Popen[str]] = []
         self._over = False
 
-    def perform(self, at: int, task: Task, report: Callable[[Event], None]) -> None:
-        """Perform a task in a new process, or in another if that dies."""
-        error: BaseException
-        try:
-            for _ in range(N_ATTEMPTS):
-                if self._attempt(at, task, report) or self._over:
-                    return
-            what = f"the process that worked on part {at + 1} ended {N_ATTEMPTS} times before it was done"
-            remedy = "the machine may be short of memory: use fewer --workers; the same command continues"
-            error = EngineError(what, remedy=remedy)
-        except BaseException as raised:  # the thread that waits for tasks raises it again
-            error = raised
-        report(Event(at, "error", error))
+    def perform(self, at: int, task: Task, progress: OnProgress) -> Any:
+        """Perform a task in a new process, or in another if that dies; return its result."""
+        for _ in range(N_ATTEMPTS):
+            if answer := self._attempt(task, progress):
+                return answer[0]
+        what = f"the process that worked on part {at + 1} ended {N_ATTEMPTS} times before it was done"
+        remedy = "the machine may be short of memory: use fewer --workers; the same command continues"
+        raise EngineError(what, remedy=remedy)
 
-    def _attempt(self, at: int, task: Task, report: Callable[[Event], None]) -> bool:
-        """Perform a task in a new process; return False if it died."""
+    def _attempt(self, task: Task, progress: OnProgress) -> list[Any]:
+        """Perform a task in a new process; return its result in a list, an empty one if the process died."""
         with self._lock:
             if self._over:
-                return False
+                return []
             process = start_python(["-m", _WORKER], errors=2, environment=user_environment())
             self._started.append(process)
-        with contextlib.suppress(BrokenPipeError), process:
-            requests, answers = cast("IO[str]", process.stdin), cast("IO[str]", process.stdout)
-            requests.write(json.dumps(task._asdict()) + "\n")
-            requests.flush()
+        requests, answers = cast("IO[str]", process.stdin), cast("IO[str]", process.stdout)
+        with process:
+            try:
+                requests.write(json.dumps(task._asdict()) + "\n")
+                requests.flush()
+            except BrokenPipeError:
+                with contextlib.suppress(BrokenPipeError):
+                    requests.close()
             for line in answers:
                 # The line comes from a process that this one started, so unpickling is safe.
-                event = Event(at, *pickle.loads(base64.b64decode(line)))
-                report(event)
-                if event.kind != "now":
-                    return True
-        return False
+                kind, value = pickle.loads(base64.b64decode(line))
+                if kind == "error":
+                    raise value
+                if kind == "result":
+                    return [value]
+                progress(value)
+        return []
 
     def end(self) -> None:
         """End every process, interrupting active ones."""
@@ -192,24 +187,18 @@ def _on_processes(work: Work) -> list[Any]:
     """Perform work in processes of this machine."""
     workers = work.workers or max(1, default_threads() // (work.threads or 1))
     tasks = work.tasks(workers, work.threads or max(1, default_threads() // workers))
-    total, events = TotalProgress(len(tasks), work.progress), queue.SimpleQueue[Event]()
-    results: dict[int, Any] = {}
+    total = TotalProgress(len(tasks), work.progress)
     processes, pool = _Processes(), ThreadPoolExecutor(workers, thread_name_prefix="inshrink-engine")
     try:
-        for at, task in enumerate(tasks):
-            pool.submit(processes.perform, at, task, events.put)
-        while len(results) < len(tasks):
-            event = events.get()
-            if event.kind == "error":
-                raise event.value
-            if event.kind == "result":
-                results[event.task] = event.value
-            else:
-                total.add(event.task, event.value)
+        done = [
+            pool.submit(processes.perform, at, task, partial(total.add, at)) for at, task in enumerate(tasks)
+        ]
+        for future in as_completed(done):
+            future.result()  # raises the first error
+        return [future.result() for future in done]
     finally:
         processes.end()
         pool.shutdown(cancel_futures=True)
-    return [results[at] for at in range(len(tasks))]
 
 
 def _on_ray(work: Work) -> list[Any]:

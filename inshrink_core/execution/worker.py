@@ -14,26 +14,11 @@ import sys
 import threading
 import time
 from functools import partial
-from typing import Any, Final, NoReturn
+from typing import Any, NoReturn
 
 from inshrink_core.errors import EngineError
 from inshrink_core.execution.engines import SECONDS_TO_TIDY_UP, Task, packed
-from inshrink_core.execution.progress import OnProgress, Progress
-
-_SECONDS_BETWEEN: Final = 0.1
-
-
-def _seldom(report: OnProgress) -> OnProgress:
-    """Return a callback that reports progress at intervals, and the end of each task."""
-    reported_at = 0.0
-
-    def seldom(now: Progress) -> None:
-        nonlocal reported_at
-        if now.done >= now.total or time.monotonic() - reported_at >= _SECONDS_BETWEEN:
-            reported_at = time.monotonic()
-            report(now)
-
-    return seldom
+from inshrink_core.execution.progress import OnProgress
 
 
 def perform(task: Task, progress: OnProgress) -> Any:
@@ -81,7 +66,7 @@ def main() -> None:
         line = sys.stdin.readline()
         threading.Thread(target=_end_with_stdin, daemon=True).start()
         try:
-            result = perform(Task(**json.loads(line)), _seldom(partial(answer, "now")))
+            result = perform(Task(**json.loads(line)), partial(answer, "now"))
         except Exception as error:
             answer("error", _sendable(error))
         else:

@@ -234,14 +234,14 @@ def written_nbytes(checkpoint: Checkpoint, layout: str, keys: Callable[[str], bo
     return side + sum(spec.nbytes for spec in checkpoint.specs if keys is None or keys(spec.key))
 
 
-def rehearse_writing(checkpoint: Checkpoint, layout: str, limits: Limits = DEFAULT_LIMITS) -> None:
-    """Run `write_checkpoint` without storing anything, to verify that it would succeed.
+def rehearse_writing(checkpoint: Checkpoint, limits: Limits) -> None:
+    """Run `write_checkpoint` in the `restorable_layout` without storing anything, to verify that it succeeds.
 
     Parameters
     ----------
     checkpoint
         The checkpoint that would be written.
-    layout, limits
+    limits
         As for `write_checkpoint`; disk space is checked only if the limits set a maximum.
 
     Raises
@@ -249,6 +249,7 @@ def rehearse_writing(checkpoint: Checkpoint, layout: str, limits: Limits = DEFAU
     InshrinkError
         As for `write_checkpoint`, except errors of the target directory.
     """
+    layout = restorable_layout(checkpoint)
     writers, _ = _writers(checkpoint, layout, None, limits, _ignore, _ignore)
     check_names(writers, checkpoint.origin)
     if limits.max_disk is not None:

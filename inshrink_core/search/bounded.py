@@ -30,13 +30,13 @@ from inshrink_core.chain.append import WORTHWHILE, TensorDone
 from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint
 from inshrink_core.codec import FALLBACK_CODEC, EncoderState, get_codec
 from inshrink_core.errors import CheckFailedError, DamagedError, NotFiniteError
-from inshrink_core.evaluate.comparison import EvaluatedStep, largest
+from inshrink_core.evaluate.comparison import Compared, EvaluatedStep, largest
 from inshrink_core.formats import Run
 from inshrink_core.frame import FrameInfo
-from inshrink_core.metrics import worse_by
+from inshrink_core.metrics import Direction, worse_by
 from inshrink_core.search.bounds import FIGURES, BoundCheck, Bounds, Figures
 from inshrink_core.search.measure import frame_overhead, restored_from, step_ratio
-from inshrink_core.search.space import Candidate, Cube, CubePoint, Line, space_of
+from inshrink_core.search.space import Cube, CubePoint, Line, Settings, space_of, with_settings
 from inshrink_core.search.trials import BoundEvaluator, Measurer, OnTrial, Trial, TriedFrame, model_digests
 from inshrink_core.search.walk import Outcome, Walk, follow_line, walk_cube, walk_line
 
@@ -63,15 +63,6 @@ class StepWriter(Protocol):
 
     def append(self, chain: ChainWriter, checkpoint: Checkpoint, done: TensorDone | None = None) -> Appended:
         """Append a step; the writer may first set the chain's config."""
-
-
-class Evaluated(NamedTuple):
-    """Evaluated steps of a chain in the form of a comparison, and the evaluator."""
-
-    evaluator: BoundEvaluator
-    steps: tuple[EvaluatedStep, ...]
-    n_samples: int | None
-    standard_errors: Mapping[int, float | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +144,7 @@ class _Decision(NamedTuple):
     """A measured candidate, or none if nothing keeps the bounds and the step is stored exactly."""
 
     keyframe: bool
-    candidate: Candidate | None = None
+    candidate: Settings | None = None
     trial: Trial | None = None
     check: BoundCheck = BoundCheck(within=True, usage=0.0)
     tried: TriedFrame | None = None
@@ -182,9 +173,9 @@ class _StepTrials(Measurer):
     state: ChainState
     index: FrameIndex | None
     on_trial: OnTrial | None
-    _best: tuple[float, Candidate, PreparedFrame] | None = None
+    _best: tuple[float, Settings, PreparedFrame] | None = None
 
-    def outcome(self, point: Any, candidate: Candidate) -> Outcome[Any]:
+    def outcome(self, point: Any, candidate: Settings) -> Outcome[Any]:
         """Encode and evaluate a candidate; retain the frame of the best one so far in memory."""
         trial, encoded, tried = self.measured(candidate, self.checkpoint, self.state, self.index)
         if self.on_trial is not None:
@@ -262,7 +253,7 @@ class BoundedWriter:
         follows: bool = False,
         on_trial: OnTrial | None = None,
     ) -> None:
-        self._base, self._evaluator, self._originals = base.as_set(), evaluator, originals
+        self._base, self.evaluator, self._originals = base.as_set(), evaluator, originals
         self._follows, self._on_trial = follows, on_trial
         self._following = following or (lambda step: None)
         self._space: Cube | Line | None = None
@@ -310,13 +301,13 @@ class BoundedWriter:
             The evaluator fails, is not reproducible, or returns nothing that a bound could use.
         """
         if self._bounds is None:
-            self._bounds = self._evaluator.bounds(self._step)
+            self._bounds = self.evaluator.bounds(self._step)
         return self._bounds
 
     @property
     def bound_record(self) -> BoundRecord:
         """The bounds, and how the steps so far keep them."""
-        evaluator = self._evaluator
+        evaluator = self.evaluator
         return BoundRecord(
             bounds=self.bounds,
             steps=self._steps,
@@ -353,7 +344,7 @@ class BoundedWriter:
             chain.config = self._exact(space)
             quality = {"how": "exact", "why": "nothing coarser keeps the bounds"}
         else:
-            chain.config = candidate.chain_config(self._base)
+            chain.config = with_settings(self._base, candidate)
             quality = self._quality("measured", trial or Figures())
         keyframe = decision.keyframe or (None if candidate is None else False)
         appended = self.appended = chain.append(
@@ -411,7 +402,7 @@ class BoundedWriter:
         is_sized = not (self._follows and self._informed and isinstance(self._space, Line))
         return _StepTrials(
             base=self._base,
-            evaluator=self._evaluator,
+            evaluator=self.evaluator,
             sized=is_sized,
             checkpoint=checkpoint,
             keyframe=keyframe,
@@ -430,7 +421,7 @@ class BoundedWriter:
         return frame_overhead(stored, {}, chain.config, chain.config.record(), None)[1]
 
     def _outcome(self, point: Any, step: _StepTrials) -> Outcome[Any]:
-        return step.outcome(point, self.begin(step.checkpoint).candidate(point))
+        return step.outcome(point, self.begin(step.checkpoint).settings(point))
 
     def _decide(
         self, step: _StepTrials, previous: Figures | None, *, discriminative: bool, is_first: bool
@@ -471,7 +462,7 @@ class BoundedWriter:
         if isinstance(space, Cube):
 
             def ratio_of(point: CubePoint) -> float:
-                chain = space.candidate(point).chain_config(self._base)
+                chain = with_settings(self._base, space.settings(point))
                 return step_ratio(chain, step.checkpoint, step.state, step.index)
 
             return walk_cube(Walk(outcome, None, known), space, ratio_of, self._last)
@@ -490,7 +481,7 @@ class BoundedWriter:
         It stores the optimizer state exactly too, unless the user chose another way.
         """
         start = self._start(space)
-        chain = self._base if start is None else space.candidate(start).chain_config(self._base)
+        chain = self._base if start is None else with_settings(self._base, space.settings(start))
         exact = chain.config.made_exact()
         if exact is not None:
             return chain.made_exact(exact)
@@ -523,7 +514,7 @@ class BoundedWriter:
         tried = decision.tried
         if all(chain.of_all(tried is not None and model_digests(written) == tried.digests)):
             return decision.trial or Figures(drop=0.0), decision.check
-        figures = self._evaluator.figures(info.step, written)
+        figures = self.evaluator.figures(info.step, written)
         return figures, self.bounds.check(figures)
 
     def append_exactly(
@@ -553,7 +544,7 @@ class BoundedWriter:
             self._note_unevaluated(info.step, meta, same=same)
             return
         previous = self._previous(parents[0] if parents else None, info.step)
-        figures = self._evaluator.figures(info.step, archive.checkpoint(info))
+        figures = self.evaluator.figures(info.step, archive.checkpoint(info))
         exact = is_exact(str(meta["codec"]), meta["config"])
         how = {"discriminative": self._is_discriminative(previous), "exact": exact}
         self._note(info.step, meta, figures, self.bounds.check(figures).side, **how)
@@ -564,14 +555,14 @@ class BoundedWriter:
         self._peak = max(self._peak, rate)
         return rate
 
-    def evaluated(self) -> Evaluated:
-        """Return the evaluated steps so far in the form of a comparison.
+    def compared(self) -> Compared:
+        """Return the evaluated steps so far as a comparison.
 
         Each decoded frame was evaluated once, when it was written; this method pairs the result with its
         original.
         """
-        evaluator, steps, errors, last = self._evaluator, [], {}, None
-        known = [step for step in sorted(self._steps) if evaluator.knows(step)]
+        evaluator, steps, errors, last = self.evaluator, [], dict[int, float](), None
+        known = [step for step in sorted(self._steps) if step in evaluator.original]
         for before, step in zip([None, *known], known, strict=False):
             found, first = self._steps[step], evaluator.original(step)
             if found.drop is None:
@@ -580,9 +571,17 @@ class BoundedWriter:
             steps.append(
                 EvaluatedStep.of(step, first.value, restored, found, evaluator.baseline(step, before))
             )
-            errors[step], last = first.standard_errors.get(first.metric), first.log_probs
-        n_samples = None if last is None else len(last)
-        return Evaluated(evaluator, tuple(steps), n_samples, errors)
+            last = first.log_probs
+            if (error := first.standard_errors.get(first.metric)) is not None:
+                errors[step] = error
+        return Compared(
+            metric=evaluator.metric,
+            direction=Direction(evaluator.direction),
+            device=self._base.device,
+            steps=tuple(steps),
+            n_samples=None if last is None else len(last),
+            standard_errors=errors,
+        )
 
     def _target(self, chain: ChainWriter, checkpoint: Checkpoint) -> Bounds:
         """Return the bounds of a step; the restore cost may be smaller the longer it persists.
@@ -611,16 +610,16 @@ class BoundedWriter:
         neighbour = self._following(step) if parent is None else parent.step
         if (
             neighbour is not None
-            and not self._evaluator.knows(neighbour)
+            and neighbour not in self.evaluator.original
             and (self._originals(neighbour) is None or self._why_not_evaluated(neighbour))
         ):
             neighbour = None
-        return self._evaluator.baseline(step, neighbour)
+        return self.evaluator.baseline(step, neighbour)
 
     def _why_not_evaluated(self, step: int) -> str:
         """Return why a step cannot be compared with its original; empty if it can."""
         try:
-            self._evaluator.original(step)
+            self.evaluator.original(step)
         except NotFiniteError as error:
             return str(error)
         return ""

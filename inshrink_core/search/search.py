@@ -9,22 +9,17 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import logging
 import math
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Final
 
 from inshrink_core.archive.document import pack_value
 from inshrink_core.archive.index import FrameIndex
 from inshrink_core.chain import ChainState
 from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint
-from inshrink_core.codec import AnyCodec
 from inshrink_core.errors import NotFoundError
 from inshrink_core.evaluate.comparison import largest
-from inshrink_core.execution.files import open_regular
 from inshrink_core.execution.progress import OnProgress, Progress
 from inshrink_core.execution.results import results_folder
 from inshrink_core.formats import Run, unreadable_error
@@ -41,7 +36,7 @@ from inshrink_core.search.measure import (
     sample_keys,
 )
 from inshrink_core.search.quadratic import damage_of, sensitivities
-from inshrink_core.search.space import Candidate, Cube, CubePoint, Line
+from inshrink_core.search.space import Cube, CubePoint, Line, Settings, with_settings
 from inshrink_core.search.trials import Measurer, Trial, TrialLog, checkpoint_digest
 from inshrink_core.search.walk import Outcome, Walk, walk_cube, walk_line
 
@@ -55,55 +50,14 @@ _MAX_CHAINS: Final = 8
 _FRONTIER: Final = 12
 _SLACK: Final = 1.05
 
-_logger = logging.getLogger(__name__)
 
-
-def trial_log_of(run: Run, output: Path | None, *, make: bool = True) -> Path | None:
-    """Return the path of a search's trial log: next to its output, otherwise among the run's results.
-
-    Parameters
-    ----------
-    run, output
-        The run, and the path of the result.
-    make
-        Create the log if necessary; return None if it cannot be written.
-    """
-    if output is not None:
-        return output.with_suffix(".trials.jsonl")
+def trial_log_of(run: Run, *, make: bool) -> TrialLog:
+    """Return the log of all searches on a run, among the run's results; `make` creates its folder."""
     folder = results_folder(run.directory, make=make)
     path = None if folder is None else folder / _LOG_NAME
-    if path is not None and make:
-        try:
-            os.close(open_regular(path, os.O_WRONLY | os.O_CREAT, follow=False))
-        except OSError as error:
-            _logger.info("trials are not stored: %s", error)
-            return None
-    return path
-
-
-def known_trials(run: Run, log: Path | None = None) -> tuple[Trial, ...]:
-    """Return the known trials without creating a log.
-
-    Parameters
-    ----------
-    run
-        The run that was searched.
-    log
-        The log of a search (`SearchReport.log`); by default the one among the run's results.
-
-    Raises
-    ------
-    NotFoundError
-        A named log does not exist.
-    InputError
-        The log belongs to another run.
-    """
-    if log is not None and not log.is_file():
-        raise NotFoundError("there is no such trial log", where=str(log))
-    found = log if log is not None else trial_log_of(run, None, make=False)
-    if found is None or not found.is_file() or not found.stat().st_size:
-        return ()
-    return TrialLog(found, checkpoint_digest(run.matched()[run.steps[0]])).values()
+    if path is None or not (make or path.is_file()):
+        return TrialLog(None, "")
+    return TrialLog(path, checkpoint_digest(run[run.steps[0]]))
 
 
 def choose_steps(run: Run, steps: Iterable[int] | None) -> tuple[int, ...]:
@@ -133,15 +87,15 @@ class Chain:
 
     Parameters
     ----------
-    candidate
-        The configuration.
+    settings
+        The candidate's settings.
     trials
         One trial per step; fewer if the chain was abandoned.
     complete
         Whether all steps are present.
     """
 
-    candidate: Candidate
+    settings: Settings
     trials: tuple[Trial, ...]
     complete: bool
 
@@ -204,7 +158,7 @@ class ChainTrials(Measurer):
     bounds
         The bounds of every step, completed by the evaluator.
     known
-        Chains measured so far, by the configuration's digest.
+        Chains measured so far, by the candidate's settings as JSON.
     evaluations
         Trials measured, without those of the log.
     most
@@ -250,15 +204,16 @@ class ChainTrials(Measurer):
         """Return a walk over a space that measures chains."""
 
         def measure(point: Any) -> Outcome[Any]:
-            chain = self.chain(space.candidate(point))
+            chain = self.chain(space.settings(point))
             usage = max((self.bounds.check(trial).usage for trial in chain.trials), default=0.0)
             return Outcome(point, self.keeps(chain), chain.ratio_weights, usage, chain)
 
         return Walk(measure, budget)
 
-    def chain(self, candidate: Candidate, *, to_the_end: bool = False) -> Chain:
+    def chain(self, candidate: Settings, *, to_the_end: bool = False) -> Chain:
         """Return a chain with one configuration; stop at the first step that breaks the bounds."""
-        known = self.known.get(candidate.digest)
+        key = json.dumps(candidate, sort_keys=True)
+        known = self.known.get(key)
         if known is not None and (known.complete or not to_the_end):
             return known
         n_steps = len(self.steps)
@@ -271,17 +226,17 @@ class ChainTrials(Measurer):
                 self.report(trial, self.evaluations, n_steps - place + others, found=trial.to_json())
             if not (to_the_end or self.bounds.check(trial).within):
                 break
-        chain = Chain(candidate=candidate, trials=tuple(trials), complete=len(trials) == n_steps)
-        self.known[candidate.digest] = chain
+        chain = Chain(settings=candidate, trials=tuple(trials), complete=len(trials) == n_steps)
+        self.known[key] = chain
         return chain
 
-    def _trials(self, candidate: Candidate) -> Iterator[Trial]:
+    def _trials(self, candidate: Settings) -> Iterator[Trial]:
         """Yield the trials of a chain with one configuration, from the log or newly measured.
 
         A trial depends on all earlier checkpoints. Steps with a logged trial are encoded only if a later step
         is measured.
         """
-        chain = candidate.chain_config(self.base)
+        chain = with_settings(self.base, candidate)
         every, before, n_encoded = chain.keyframe_every, None, 0
         record = json.dumps(chain.record() | {"keyframe_every": every}, sort_keys=True)
         key = hashlib.sha256(pack_value([record, self.initial, self.evaluator.digest]))
@@ -312,20 +267,19 @@ class ChainTrials(Measurer):
     def ratio_total(self, best: Chain) -> float | None:
         """Estimate the total ratio; trials measure only the weights."""
         checkpoints = [self.checkpoints(step) for step in middle_of(self.steps)]
-        chain = best.candidate.chain_config(self.base)
+        chain = with_settings(self.base, best.settings)
         files = attachment_sizes(checkpoints, chain.optimizer)
         rest = estimate_rest(chain, checkpoints, len(self.steps), sample_keys(checkpoints[0]), files)
         raw = sum(trial.raw_weights for trial in best.trials)
         return rest.ratio_total(raw, sum(trial.weights_nbytes for trial in best.trials))
 
-    def ratio(self, candidate: Candidate, n_steps: int | None = None) -> float:
+    def ratio(self, candidate: Settings) -> float:
         """Estimate the ratio of a chain from a sample of its tensors, without the evaluator.
 
-        The estimate encodes consecutive steps from the middle of the run, by default a keyframe and two
-        deltas.
+        The estimate encodes consecutive steps from the middle of the run, a keyframe and two deltas.
         """
-        steps = middle_of(self.steps) if n_steps is None else middle_of(self.steps, n_steps)
-        checkpoints, chain = [self.checkpoints(step) for step in steps], candidate.chain_config(self.base)
+        checkpoints = [self.checkpoints(step) for step in middle_of(self.steps)]
+        chain = with_settings(self.base, candidate)
         encoded = encode_chain(chain, checkpoints, sample_keys(checkpoints[0]), self.initial)
         sizes = [item.scaled_nbytes for item in encoded]
         raw = sum(checkpoint.raw_bytes(MODEL_ROLES) for checkpoint in checkpoints) / len(checkpoints)
@@ -334,14 +288,14 @@ class ChainTrials(Measurer):
 
 
 def best_within(
-    chains: ChainTrials, space: Cube | Line, config: AnyCodec, budget: int | None, *, discriminative: bool
+    chains: ChainTrials, space: Cube | Line, budget: int | None, *, discriminative: bool
 ) -> Chain | None:
     """Return the best chain that keeps the bounds.
 
     Parameters
     ----------
-    chains, space, config
-        Measurement of chains, search space, and start of a search on a line.
+    chains, space
+        Measurement of chains, and search space. A search on a line starts at the settings of the base.
     budget
         Maximum number of chains to measure.
     discriminative
@@ -349,7 +303,7 @@ def best_within(
     """
     best: Outcome[Any] | None
     if isinstance(space, Line):
-        start, limit = space.point_of(config), budget or _MAX_CHAINS
+        start, limit = space.point_of(chains.base.config), budget or _MAX_CHAINS
         chains.most = 1 + limit
         walk = chains.walk(space, limit)
         best = walk_line(walk, start) if discriminative else walk_line(walk, start, most=start)
@@ -361,28 +315,28 @@ def best_within(
     return None if best is None else best.result
 
 
-def best_reaching(chains: ChainTrials, space: Cube | Line, config: AnyCodec, target: float) -> Chain | None:
+def best_reaching(chains: ChainTrials, space: Cube | Line, target: float) -> Chain | None:
     """Return the chain of smallest divergence (else drop) whose ratio reaches the target.
 
     Estimates without the evaluator select the finest points that may reach it.
     """
     if isinstance(space, Line):
-        candidates = _reaching_on_line(chains, space, space.point_of(config), target)
+        candidates = _reaching_on_line(chains, space, target)
     else:
         ratio_of = _ratio_of(chains, space)
         reaching = [point for point in space.points() if ratio_of(point) * _SLACK >= target]
         frontier = [p for p in reaching if not any(o != p and space.is_finer(o, p) for o in reaching)]
-        candidates = [space.candidate(point) for point in sorted(frontier, key=ratio_of)[:_FRONTIER]]
+        candidates = [space.settings(point) for point in sorted(frontier, key=ratio_of)[:_FRONTIER]]
     chains.most = len(candidates) + 1
     found = [chains.chain(item, to_the_end=True) for item in candidates]
     return min((item for item in found if item.ratio_weights >= target), key=_faithfulness, default=None)
 
 
-def _reaching_on_line(chains: ChainTrials, line: Line, start: float, target: float) -> list[Candidate]:
+def _reaching_on_line(chains: ChainTrials, line: Line, target: float) -> list[Settings]:
     """Return the finest value of a line that reaches a ratio; encode every step but evaluate none."""
 
     def measure(point: float) -> Outcome[float]:
-        chain = line.candidate(point).chain_config(chains.base)
+        chain = with_settings(chains.base, line.settings(point))
         steps = encode_chain(chain, map(chains.checkpoints, chains.steps), initial=chains.initial)
         sizes = [(item.raw_weights, item.weights_nbytes) for item in steps]
         raw, nbytes = map(sum, zip(*sizes, strict=True))
@@ -390,12 +344,12 @@ def _reaching_on_line(chains: ChainTrials, line: Line, start: float, target: flo
         return Outcome(point, ratio < target, ratio, ratio / target)
 
     walk = Walk(measure, 2 * _MAX_CHAINS)
-    walk_line(walk, start, enough=1.0, power=1.0, tolerance=1.02, aim=1.005)
-    return [line.candidate(point) for point in sorted(o.point for o in walk.outcomes if not o.within)[:1]]
+    walk_line(walk, line.point_of(chains.base.config), enough=1.0, power=1.0, tolerance=1.02, aim=1.005)
+    return [line.settings(point) for point in sorted(o.point for o in walk.outcomes if not o.within)[:1]]
 
 
 def _ratio_of(chains: ChainTrials, cube: Cube) -> Callable[[CubePoint], float]:
-    return functools.cache(lambda point: chains.ratio(cube.candidate(point)))
+    return functools.cache(lambda point: chains.ratio(cube.settings(point)))
 
 
 def _faithfulness(chain: Chain) -> tuple[float, float]:

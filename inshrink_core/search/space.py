@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import json
 import math
 import operator
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -17,31 +15,13 @@ from inshrink_core.checkpoint import LayerType
 from inshrink_core.codec import AnyCodec, Switch, Tunable, codec_names, get_codec
 from inshrink_core.errors import ConfigError
 
+Settings = Mapping[str, Any]
+"""The settings of a codec in which a configuration to try differs from others: a candidate."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
-    """A configuration to try: the settings in which it differs from other candidates.
 
-    Parameters
-    ----------
-    codec
-        Name of the codec.
-    settings
-        Settings of the codec.
-    """
-
-    codec: str
-    settings: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def digest(self) -> str:
-        """16 hexadecimal digits that identify the configuration."""
-        text = json.dumps({"codec": self.codec, "settings": dict(self.settings)}, sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-    def chain_config(self, base: ChainConfig) -> ChainConfig:
-        """Return the chain config with these settings on top of the base's, whose overrides stay."""
-        return replace(base, config=apply_settings(base.config, self.settings))
+def with_settings(base: ChainConfig, settings: Settings) -> ChainConfig:
+    """Return a chain config with a candidate's settings on top of the base's, whose overrides stay."""
+    return replace(base, config=apply_settings(base.config, settings))
 
 
 Point = TypeVar("Point", bound=Hashable)
@@ -60,8 +40,6 @@ class Cube:
 
     Parameters
     ----------
-    codec
-        Name of the codec.
     axes
         The ordered settings.
     switch
@@ -70,7 +48,6 @@ class Cube:
         Settings that all points share.
     """
 
-    codec: str
     axes: tuple[Tunable, ...]
     switch: Switch | None = None
     fixed: Mapping[str, Any] = field(default_factory=dict)
@@ -102,14 +79,14 @@ class Cube:
         places = list(itertools.product(*(range(n) for n in self.shape)))
         return tuple(dict.fromkeys(self.point(place, word) for word in self.words for place in places))
 
-    def candidate(self, point: CubePoint) -> Candidate:
-        """Return the configuration of a point."""
+    def settings(self, point: CubePoint) -> Settings:
+        """Return the settings of a point."""
         settings = dict(self.fixed)
         for axis, at in zip(self.axes, point.place, strict=True):
             settings |= dict.fromkeys(axis.settings, axis.values[at])
         if self.switch is not None:
             settings[self.switch.setting] = point.word or self.words[0]
-        return Candidate(codec=self.codec, settings=settings)
+        return settings
 
     def point_of(self, config: AnyCodec) -> CubePoint | None:
         """Return the point of a configuration, or None if it is not in the cube."""
@@ -119,12 +96,12 @@ class Cube:
         word = str(getattr(config, self.switch[0])) if self.switch is not None else ""
         return self.point([axis.values.index(v) for axis, v in zip(self.axes, values, strict=True)], word)
 
-    def levels(self, most: int) -> list[Candidate]:
+    def levels(self, most: int) -> list[Settings]:
         """Return at most `most` configurations from fine to coarse; all axes change together."""
         n = min(most, max(self.shape))
         ends = [size - 1 for size in self.shape]
         places = [tuple(round(i * end / max(1, n - 1)) for end in ends) for i in range(n)]
-        return [self.candidate(self.point(place)) for place in dict.fromkeys(places)]
+        return [self.settings(self.point(place)) for place in dict.fromkeys(places)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,28 +110,24 @@ class Line:
 
     Parameters
     ----------
-    codec
-        Name of the codec.
     tunable
         The tunable parameter.
     fixed
         Settings that all points share.
     """
 
-    codec: str
     tunable: Tunable
     fixed: Mapping[str, Any] = field(default_factory=dict)
 
-    def candidate(self, point: float) -> Candidate:
-        """Return the configuration at a value of the parameter."""
-        turned = dict.fromkeys(self.tunable.settings, three_digits(point))
-        return Candidate(codec=self.codec, settings={**self.fixed, **turned})
+    def settings(self, point: float) -> Settings:
+        """Return the settings at a value of the parameter."""
+        return {**self.fixed, **dict.fromkeys(self.tunable.settings, three_digits(point))}
 
     def point_of(self, config: AnyCodec) -> float:
         """Return the value of the parameter in a configuration."""
         return three_digits((config.tuning and config.tuning.value(config)) or 1.0)
 
-    def levels(self, most: int) -> list[Candidate]:
+    def levels(self, most: int) -> list[Settings]:
         """Return at most `most` configurations from fine to coarse, at least half an octave apart.
 
         They cover the middle of the line; only searches use its ends.
@@ -164,7 +137,7 @@ class Line:
         first, last = length // 4, length - 1 - length // 6
         n = min(most, last - first + 1)
         halves = [low + round(first + i * (last - first) / max(1, n - 1)) for i in range(n)]
-        return [self.candidate(2.0 ** (half / 2)) for half in halves]
+        return [self.settings(2.0 ** (half / 2)) for half in halves]
 
 
 def three_digits(value: float) -> float:
@@ -199,6 +172,6 @@ def space_of(codec: str, layers: Iterable[LayerType | None] = ()) -> Cube | Line
             f"the codec '{codec}' has nothing to search", remedy=f"choose one of {', '.join(known)}"
         )
     if tuning.tunable.within is not None:
-        return Line(codec=codec, tunable=tuning.tunable, fixed=tuning.beside)
+        return Line(tunable=tuning.tunable, fixed=tuning.beside)
     axes = tuning.searched(frozenset(layers))
-    return Cube(codec=codec, axes=axes, switch=tuning.switch, fixed=tuning.beside)
+    return Cube(axes=axes, switch=tuning.switch, fixed=tuning.beside)

@@ -24,13 +24,10 @@ from inshrink_core.execution.files import Closing
 from inshrink_core.execution.results import add_line, parse_record, read_lines
 from inshrink_core.search.bounds import Bounds, Figures
 from inshrink_core.search.measure import EncodedStep, encode_step
-from inshrink_core.search.space import Candidate
+from inshrink_core.search.space import Settings, with_settings
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-_HEAD: Final = "inshrink_trials"
-_VERSION: Final = 1
 
 # A line takes half a kilobyte, so a file of half a million lines is not a trial log.
 _MAX_NBYTES: Final = 1 << 28
@@ -57,6 +54,9 @@ class BoundEvaluator(Closing):
 
     Attributes
     ----------
+    original
+        Evaluation of an original by step. It is made once, and its predictions go to files. EvaluatorError if
+        the evaluator failed, or returned two values for one state, which is checked at the first step.
     spec, digest
         Name of the evaluator for messages, and digest that identifies it.
     metric, direction
@@ -72,7 +72,7 @@ class BoundEvaluator(Closing):
     ) -> None:
         self._evaluator, self._originals, self._bounds = evaluator, originals, bounds
         self._folder = tempfile.TemporaryDirectory(prefix="inshrink-search-")
-        self._known = OriginalEvaluations(self._first_look, Path(self._folder.name))
+        self.original = OriginalEvaluations(self._first_look, Path(self._folder.name))
         self.spec = evaluator.spec
         self.metric = ""
         self.direction = ""
@@ -97,16 +97,6 @@ class BoundEvaluator(Closing):
         bounds.check(figures_of(original, original))
         return bounds
 
-    def original(self, step: int) -> Evaluation:
-        """Return the evaluation of an original; it is made once, and predictions go to files.
-
-        Raises
-        ------
-        EvaluatorError
-            The evaluator failed, or returned two values for one state, which is checked at the first step.
-        """
-        return self._known(step)
-
     def _first_look(self, step: int) -> Evaluation:
         found = self._ask(self._originals(step))
         if not self.metric:
@@ -115,18 +105,10 @@ class BoundEvaluator(Closing):
             self.metric, self.direction = found.metric, found.direction.value
         return found
 
-    def knows(self, step: int) -> bool:
-        """Return whether a step's original has been evaluated."""
-        return step in self._known
-
-    def forget(self, which: Callable[[int], bool]) -> None:
-        """Discard the evaluations of some originals, and remove their predictions."""
-        self._known.forget(which)
-
     def close(self) -> None:
         """Close the evaluator and remove the files."""
         self._evaluator.close()
-        self._known.clear()
+        self.original.clear()
         self._folder.cleanup()
 
     def figures(self, step: int, state: Mapping[str, Tensor] | Checkpoint) -> Figures:
@@ -271,7 +253,7 @@ def model_digests(checkpoint: Checkpoint) -> dict[str, bytes]:
 class TrialLog:
     """Trials by key, in memory and, with a path, in a file that each new trial is appended to at once.
 
-    The file has one JSON object per line: the run in the first line, a trial and its key in each other line.
+    The file has one JSON object per line: a trial with its run and its key. Trials of other runs are ignored.
 
     Parameters
     ----------
@@ -282,16 +264,20 @@ class TrialLog:
 
     Raises
     ------
-    InputError
-        The file is not a trial log, or belongs to another run.
     StorageError
         The file cannot be read.
     """
 
     def __init__(self, path: Path | None, run: str) -> None:
-        self.path, self._head = path, {_HEAD: _VERSION, "run": run}
+        self._path, self._run = path, run
         self._trials: dict[str, Trial] = {}
-        self._is_begun = path is not None and self._load(path)
+        try:
+            rows = [] if path is None else read_lines(path, _MAX_NBYTES, _parse_line)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise StorageError(f"the trial log cannot be read: {error.strerror}", where=str(path)) from error
+        self._trials |= {key: trial for of_run, key, trial in rows if of_run == run}
 
     def values(self) -> tuple[Trial, ...]:
         """Return all trials in the order of addition."""
@@ -310,41 +296,14 @@ class TrialLog:
             The trial cannot be written, for example because the disk is full.
         """
         self._trials[key] = trial
-        if self.path is not None:
-            if not self._is_begun:
-                add_line(self.path, self._head)
-                self._is_begun = True
-            add_line(self.path, {"key": key, **trial.to_json()})
-
-    def _load(self, path: Path) -> bool:
-        """Read the trials; return whether the file has a first line."""
-        try:
-            rows = read_lines(path, _MAX_NBYTES, _parse_line)
-            is_empty = not path.stat().st_size
-        except FileNotFoundError:
-            return False
-        except OSError as error:
-            raise StorageError(f"the trial log cannot be read: {error.strerror}", where=str(path)) from error
-        if is_empty:
-            return False
-        head = rows[0] if rows and isinstance(rows[0], dict) else {}
-        if head != self._head:
-            raise InputError(
-                "this is the trial log of another run"
-                if head.get(_HEAD) == _VERSION
-                else "this file is no trial log of this version",
-                where=str(path),
-                remedy="write to another file with -o, or remove the log",
-            )
-        self._trials |= {row[0]: row[1] for row in rows if isinstance(row, tuple)}
-        return True
+        if self._path is not None:
+            add_line(self._path, {"run": self._run, "key": key, **trial.to_json()})
 
 
-def _parse_line(row: dict[str, Any]) -> dict[str, Any] | tuple[str, Trial]:
-    if _HEAD in row:
-        return row
-    values = {name: value for name, value in row.items() if name not in ("key", "ratio_weights")}
-    return str(row["key"]), replace(parse_record(Trial, values), cached=True)
+def _parse_line(row: dict[str, Any]) -> tuple[str, str, Trial]:
+    """Return the run, the key and the trial of a line."""
+    values = {name: value for name, value in row.items() if name not in ("run", "key", "ratio_weights")}
+    return str(row["run"]), str(row["key"]), replace(parse_record(Trial, values), cached=True)
 
 
 class TriedFrame(NamedTuple):
@@ -381,20 +340,20 @@ class Measurer:
     sized: bool = True
     _figures: dict[tuple[int, tuple[bytes, ...]], Figures] = field(default_factory=dict, repr=False)
 
-    def document(self, candidate: Candidate) -> dict[str, Any]:
+    def document(self, candidate: Settings) -> dict[str, Any]:
         """Return the full configuration of a candidate as a config file has it."""
         settings, defaults = self.base.config.settings(), type(self.base.config)().settings()
         common = {name: value for name, value in settings.items() if value != defaults.get(name)}
         overrides = [override.to_json() for override in self.base.overrides]
-        document: dict[str, Any] = {"codec": candidate.codec, "settings": {**common, **candidate.settings}}
+        document: dict[str, Any] = {"codec": self.base.codec, "settings": {**common, **candidate}}
         return document | ({"override": overrides} if overrides else {})
 
     def measured(
-        self, candidate: Candidate, checkpoint: Checkpoint, state: ChainState, index: FrameIndex | None
+        self, candidate: Settings, checkpoint: Checkpoint, state: ChainState, index: FrameIndex | None
     ) -> tuple[Trial, EncodedStep, TriedFrame | None]:
         """Return the trial of a candidate at a step that is encoded against a state, and its frame."""
         begun = time.perf_counter()
-        encoded = encode_step(candidate.chain_config(self.base), checkpoint, state, index)
+        encoded = encode_step(with_settings(self.base, candidate), checkpoint, state, index)
         restored, step, shards = encoded.restored(), checkpoint.step, state.shards
         raw_weights, weights_nbytes, tried, figures = encoded.raw_weights, 0, None, None
         if self.sized:

@@ -260,7 +260,7 @@ class CheckedWriter(Closing):
             self._n_unchecked = (self._n_unchecked + 1) % self._every
             return self._bounded.repeat(chain, checkpoint, done)
         # After a restore the same step may have other values.
-        self._evaluator.forget(lambda step: step >= checkpoint.step)
+        self._evaluator.original.forget(lambda step: step >= checkpoint.step)
         self._originals[checkpoint.step] = checkpoint
         try:
             appended = self._bounded.append(chain, checkpoint, done)
@@ -279,7 +279,7 @@ class CheckedWriter(Closing):
         if not self._follows:
             # The files of a save are deleted later; a search may still compare with its values.
             self._originals[checkpoint.step] = _in_memory(checkpoint)
-        self._evaluator.forget(lambda step: step != checkpoint.step)
+        self._evaluator.original.forget(lambda step: step != checkpoint.step)
         return appended
 
     @property

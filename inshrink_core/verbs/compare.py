@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, asdict, dataclass, field, replace
+from dataclasses import KW_ONLY, asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
@@ -39,7 +39,6 @@ from inshrink_core.verbs.shared.measured import (
     Asking,
     EvaluatorId,
     Measurements,
-    finite_errors,
     merged,
     question_of,
 )
@@ -95,7 +94,7 @@ class Comparisons(Report):
         for path, comparison in self.archives:
             yield "archive", path
             yield from parts_of("unreadable", plain_value(comparison.unreadable))
-            rows = [{name: getattr(row, source) for name, source in _COLUMNS} for row in comparison.steps]
+            rows = [{name: getattr(row, name) for name in _COLUMNS} for row in comparison.steps]
             yield from parts_of("steps", rows)
             document = comparison.to_json()
             for key in _FACTS:
@@ -111,9 +110,8 @@ _FACTS: Final = (
     *("device", "measured_at"),
 )
 _COLUMNS: Final = (
-    *((name, name) for name in ("step", "original", "restored", "drop", "divergence", "restore_cost")),
-    *((name, name) for name in ("previous_drop", "previous_divergence")),
-    *(("gain", "restore_gain"), ("noise", "restore_noise")),
+    *("step", "original", "restored", "drop", "divergence", "restore_cost"),
+    *("previous_drop", "previous_divergence"),
 )
 
 
@@ -127,8 +125,6 @@ class CompareArchives(Sparing, Bounding, Stepping, Asking, EvaluatorRequest, Ope
         One or more archives of the run; each original step is evaluated once.
     against
         The original run.
-    gain
-        Also measure how much of each step's movement a restore keeps; costs an encoding per step.
 
     Raises
     ------
@@ -165,7 +161,6 @@ class CompareArchives(Sparing, Bounding, Stepping, Asking, EvaluatorRequest, Ope
     archives: Annotated[Sequence[AnyArchive], Option(metavar="ARCHIVE", many=True)]
     against: Annotated[AnyRun, Option(("--against",), metavar="RUN")]
     _: KW_ONLY
-    gain: bool = False
 
     COMMAND: ClassVar = "compare"
     UNIT: ClassVar = "steps"
@@ -244,50 +239,40 @@ class CompareArchives(Sparing, Bounding, Stepping, Asking, EvaluatorRequest, Ope
         question = question_of(measured_by, run, steps, before)
         had = None if self.again else merged(tuple(store.rows("compare")), measured_by, question["run"])
         there: dict[int, EvaluatedStep] = {}
-        errors: dict[int, float | None] = {}
-        fresh: list[EvaluatedStep] = []
         about: dict[str, Any] = {"archive": str(archive.path)}
-
-        def take(row: EvaluatedStep, original: Evaluation) -> None:
-            fresh.append(row)
-            errors[row.step] = original.standard_errors.get(original.metric)
-            n = None if original.log_probs is None else len(original.log_probs)
-            about.update(metric=original.metric, direction=original.direction.value, n=n)
-            tell(row, about | {"standard_error": errors[row.step]})
-
         if had is not None:
-            errors |= had.standard_errors
-            known_rows = had.comparison
-            about.update(metric=known_rows.metric, direction=known_rows.direction.value, n=had.n_samples)
-            for row in known_rows.steps:
-                is_full = not self.gain or row.restore_gain is not None or row.previous_drop is None
-                if row.step in steps and is_full:
-                    there[row.step] = row
-                    tell(row, about | {"standard_error": errors.get(row.step)})
+            found = had.comparison
+            about |= {"metric": found.metric, "direction": found.direction.value, "n": had.n_samples}
+            there = {row.step: row for row in found.steps if row.step in steps}
+            for row in there.values():
+                tell(row, about | {"standard_error": had.standard_errors.get(row.step)})
         device, measured_at = archive.device, had.comparison.measured_at if had and there else None
-        if missing := [step for step in steps if step not in there]:
-            view, asked = archive.sequential(), {step: before[step] for step in missing}
-            try:
-                rows = compared_steps(
-                    known, lambda step: evaluator.evaluate(view[step]), asked, evaluator.spec
-                )
-                for row, original in rows:
-                    take(row, original)
-                fresh = _with_gains(fresh, archive, run) if self.gain else fresh
-            finally:  # Store results measured before an interruption, too.
-                if fresh:
-                    compared = Compared(
-                        metric=about["metric"],
-                        direction=about["direction"],
-                        device=device,
-                        n_samples=about["n"],
-                        standard_errors=finite_errors({row.step: errors[row.step] for row in fresh}),
-                        steps=tuple(fresh),
-                    )
-                    store.add("compare", question, plain_value(compared))
-            there |= {row.step: row for row in fresh}
-        elif had is not None:
+        missing = {step: before[step] for step in steps if step not in there}
+        if had is not None and not missing:
             device = had.comparison.device
+        view, fresh, errors = archive.sequential(), list[EvaluatedStep](), dict[int, float]()
+        rows = compared_steps(known, lambda step: evaluator.evaluate(view[step]), missing, evaluator.spec)
+        try:
+            for row, original in rows:
+                fresh.append(row)
+                n = None if original.log_probs is None else len(original.log_probs)
+                about |= {"metric": original.metric, "direction": original.direction.value, "n": n}
+                error = original.standard_errors.get(original.metric)
+                if error is not None:
+                    errors[row.step] = error
+                tell(row, about | {"standard_error": error})
+        finally:  # Store results measured before an interruption, too.
+            if fresh:
+                compared = Compared(
+                    metric=about["metric"],
+                    direction=about["direction"],
+                    device=device,
+                    n_samples=about["n"],
+                    standard_errors=errors,
+                    steps=tuple(fresh),
+                )
+                store.add("compare", question, plain_value(compared))
+        there |= {row.step: row for row in fresh}
         return Comparison.over(
             [there[step] for step in steps],
             about["metric"],
@@ -349,12 +334,3 @@ def _common_steps(archive: Archive, run: Run, asked: Sequence[int] | None, *, al
             "the archive and the run have no step in common", where=f"{archive.path} and {run.path}"
         )
     return common
-
-
-def _with_gains(rows: Sequence[EvaluatedStep], archive: Archive, run: Run) -> list[EvaluatedStep]:
-    """Add restore gain and noise to every step after the first."""
-    from inshrink_core.analysis.gain import restore_gain
-
-    measured: Any = restore_gain(archive, run, steps=[row.step for row in rows], device=archive.device)
-    gains = {one.step: {"restore_gain": one.gain, "restore_noise": one.noise} for one in measured.steps}
-    return [replace(row, **gains.get(row.step, {})) for row in rows]

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, NamedTuple
 
 from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint, TensorSpec, Unseen
@@ -23,7 +22,6 @@ from inshrink_core.report import OMITTED, Report, plain_value
 from inshrink_core.request import Option, Request, python_call
 from inshrink_core.verbs.shared.groups import (
     Computing,
-    PathLike,
     Reading,
     RunLike,
     Stepping,
@@ -271,13 +269,11 @@ class Estimate(Stepping, Asking, EvaluatorRequest, Writing, Computing, Reading, 
         With --try and an evaluator: evaluate these steps, each written as small as this bound allows.
     by_tensor
         Also report bits, sensitivity and damage of every encoded tensor.
-    trials
-        Trials of a search, which calibrate the estimate; by default the run's own.
 
     Raises
     ------
     InputError
-        The trials are of another run, or the configuration is not applicable.
+        The configuration is not applicable.
     UntrustedCodeError
         The evaluator lacks consent to run.
 
@@ -304,11 +300,10 @@ class Estimate(Stepping, Asking, EvaluatorRequest, Writing, Computing, Reading, 
     tried: Annotated[int | None, Option(("--try",), metavar="N", least=1)] = None
     max_restore_cost: Annotated[float | None, Option(metavar="FRACTION", least=0)] = None
     by_tensor: bool = False
-    trials: Annotated[PathLike | None, Option(metavar="FILE")] = None
 
     EXAMPLES: ClassVar = (
         "inshrink estimate runs/digits --config my.toml",
-        "inshrink estimate runs/digits --set coarseness=4 --trials search.trials.jsonl",
+        "inshrink estimate runs/digits --set coarseness=4",
         "inshrink estimate runs/digits --codec uniform --set bits=8 --each bits=4 --each bits=2",
         "inshrink estimate runs/digits --try 2 --each codec=lossless,optimizer=exact --each optimizer=drop",
     )
@@ -317,14 +312,14 @@ class Estimate(Stepping, Asking, EvaluatorRequest, Writing, Computing, Reading, 
     def perform(self) -> EstimateReport:
         """Estimate each configuration."""
         from inshrink_core.formats.disk import holding_files
-        from inshrink_core.search.search import choose_steps, known_trials
+        from inshrink_core.search.search import choose_steps, trial_log_of
 
         begun = time.perf_counter()
         if self.max_restore_cost is not None and self.tried is None:
             raise InputError("--max-restore-cost goes with --try", remedy="add --try 2")
         opened = self.opened_run(self.run).matched()
         chosen = choose_steps(opened, steps_of(opened, self.steps))
-        known = known_trials(opened, None if self.trials is None else Path(self.trials))
+        known = trial_log_of(opened, make=False).values()
         configs = [_Config.of(self, text) for text in (("", *self.each) if self.each else ("",))]
         store = Measurements.of_run(opened, make=True)
         question = self._question(opened, chosen, configs, known)

@@ -86,8 +86,6 @@ class Evaluate(EvaluatorRequest, Reading, Request[EvaluateReport]):
         The step; by default the last.
     write
         Write a template of an evaluator to this Python file instead; nothing is executed.
-    model
-        The model's class, constructed without arguments.
     force
         Overwrite existing files.
 
@@ -115,7 +113,6 @@ class Evaluate(EvaluatorRequest, Reading, Request[EvaluateReport]):
     _: KW_ONLY
     step: Annotated[int | None, Option(metavar="STEP")] = None
     write: Annotated[PathLike | None, Option(metavar="FILE.py")] = None
-    model: Annotated[str | None, Option(metavar="MODULE:CLASS", needs="write")] = None
     force: Annotated[bool, Option(needs="write")] = False
 
     EXAMPLES: ClassVar = (
@@ -148,7 +145,7 @@ class Evaluate(EvaluatorRequest, Reading, Request[EvaluateReport]):
             model_of(spec.name, checkpoint.models) for spec in checkpoint.specs if spec.role in MODEL_ROLES
         ]
         which = "" if "" in names else names[0]
-        source = evaluator_source(self.model, which, checkpoint.models).encode()
+        source = evaluator_source(which, checkpoint.models).encode()
         make_folders(target.parent)
         write_durably(target, source)
         return EvaluatorReport(output=path, digest=hashlib.sha256(source).hexdigest())

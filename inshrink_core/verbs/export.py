@@ -19,7 +19,7 @@ from inshrink_core.execution.progress import Counter, OnProgress, Progress
 from inshrink_core.frame import FrameInfo, FrameKind
 from inshrink_core.report import Report
 from inshrink_core.request import Option, Request, python_call
-from inshrink_core.verbs.shared.groups import ArchiveLike, Decoding, Globs, PathLike, local_target
+from inshrink_core.verbs.shared.groups import ArchiveLike, Decoding, PathLike, local_target
 from inshrink_core.verbs.shared.values import matching_names
 
 if TYPE_CHECKING:
@@ -159,6 +159,9 @@ class PackReport(Report):
     KEYS: ClassVar = "archive output steps frames=n_frames bytes=nbytes seconds"
 
 
+_LAYERS: Final = Option(metavar="GLOB", many=True, needs="weights_only")
+
+
 @dataclass(frozen=True)
 class Export(Decoding, Request[ExportReport | PackReport]):
     """Write one step, or a whole archive, as one self-contained file.
@@ -175,17 +178,16 @@ class Export(Decoding, Request[ExportReport | PackReport]):
         For transfer learning: leave out what only a resumed training needs, and coarsen weights to reach
         `ratio`.
     ratio
-        With --weights-only, the least ratio of float32 weights to the exported ones; by default 8.
+        The least ratio of float32 weights to the exported ones; by default 8.
     exact
-        With --weights-only, keep every bit of the archived weights.
+        Keep every bit of the archived weights.
     tensors
-        With --weights-only, export only these layers: a tensor or module, else a glob, a /regular expression/
-        or a part of names; may be repeated.
+        Export only these layers: a tensor or module, else a glob, a /regular expression/ or a part of names;
+        may be repeated.
     without
-        With --weights-only, leave these layers out, named the same way; may be repeated.
+        Leave these layers out, named the same way; may be repeated.
     layout
-        packed; or, with --weights-only, safetensors: a plain file with the same values, which loads without
-        Inshrink.
+        packed; or safetensors: one plain file with the same values, which loads without Inshrink.
     dtype
         With --format safetensors, the dtype of floats.
     pack
@@ -236,12 +238,12 @@ class Export(Decoding, Request[ExportReport | PackReport]):
     _: KW_ONLY
     step: Annotated[int | None, Option(metavar="STEP")] = None
     weights_only: bool = False
-    ratio: Annotated[float | None, Option(metavar="RATIO")] = None
-    exact: bool = False
-    tensors: Globs = ()
-    without: Globs = ()
-    layout: Annotated[str, Option(("--format",), metavar="packed|safetensors")] = "packed"
-    dtype: Annotated[str, Option(metavar="same|fp32|bf16|fp16")] = "same"
+    ratio: Annotated[float | None, Option(metavar="RATIO", least=1, needs="weights_only")] = None
+    exact: Annotated[bool, Option(needs="weights_only")] = False
+    tensors: Annotated[str | Sequence[str], _LAYERS] = ()
+    without: Annotated[str | Sequence[str], _LAYERS] = ()
+    layout: Annotated[str, Option(("--format",), "packed|safetensors", needs="weights_only")] = "packed"
+    dtype: Annotated[str, Option(metavar="same|fp32|bf16|fp16", needs="weights_only")] = "same"
     pack: Annotated[PathLike | None, Option(metavar="FILE")] = None
     unpack: Annotated[PathLike | None, Option(metavar="DIR")] = None
     force: bool = False
@@ -259,7 +261,7 @@ class Export(Decoding, Request[ExportReport | PackReport]):
         from inshrink_core.chain import Archive, archive_size, step_needs
 
         patterns = self.tensors, self.without
-        self._check(is_chosen=any(patterns))
+        self._check()
         if self.output is None:
             return self._copied(self.pack or self.unpack or "")
         begun = time.perf_counter()
@@ -330,20 +332,15 @@ class Export(Decoding, Request[ExportReport | PackReport]):
             seconds=time.perf_counter() - begun,
         )
 
-    def _check(self, *, is_chosen: bool) -> None:
+    def _check(self) -> None:
         """Refuse options that exclude each other."""
-        graded = sum((self.exact, self.ratio is not None))
-        of_weights = graded or is_chosen or self.layout != "packed" or self.dtype != "same"
         n_targets = sum(target is not None for target in (self.output, self.pack, self.unpack))
-        is_copied = self.output is None and (self.weights_only or of_weights or self.step is not None)
-        is_small, is_plain = self.ratio is not None and not self.ratio >= 1, self.layout == "safetensors"
-        options = "--exact, --ratio, --tensors, --without, --format and --dtype"
+        is_copied = self.output is None and (self.weights_only or self.step is not None)
+        both, is_plain = self.exact and self.ratio is not None, self.layout == "safetensors"
         refused = (
             (n_targets != 1, "say what to make", "give one of: -o FILE, --pack FILE, --unpack DIR"),
             (is_copied, "--pack and --unpack copy the whole archive as it is", "give -o FILE for a step"),
-            (graded > 1, "--exact and --ratio exclude each other", "give one of them"),
-            (of_weights and not self.weights_only, f"{options} go with --weights-only", "add --weights-only"),
-            (is_small, f"a ratio of {self.ratio} makes nothing smaller", "give a number of at least 1"),
+            (both, "--exact and --ratio exclude each other", "give one of them"),
             (self.layout not in LAYOUTS, "an unknown layout", f"choose one of {', '.join(LAYOUTS)}"),
             (self.dtype not in DTYPES, "an unknown dtype", f"choose one of {', '.join(DTYPES)}"),
             (not is_plain and self.dtype != "same", "a packed file keeps every dtype", "choose safetensors"),

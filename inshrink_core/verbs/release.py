@@ -474,7 +474,7 @@ def _finish(folder: Path, archive: Archive) -> tuple[int, ...]:
 
 def _require_archived(frame_id: bytes, archive: Archive, where: str) -> int:
     """Return the step of a frame; raise InputError unless the archive restores it."""
-    from inshrink_core.formats.write import rehearse_writing, restorable_layout
+    from inshrink_core.formats.write import rehearse_writing
 
     info = next((frame for frame in archive.reader.frames if frame.frame_id == frame_id), None)
     if info is None:
@@ -483,6 +483,5 @@ def _require_archived(frame_id: bytes, archive: Archive, where: str) -> int:
             where=where,
             remedy="give the archive that it was released into",
         )
-    checkpoint = archive.checkpoint(info)
-    rehearse_writing(checkpoint, restorable_layout(checkpoint), archive.limits)
+    rehearse_writing(archive.checkpoint(info), archive.limits)
     return info.step

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import math
@@ -34,11 +33,10 @@ from inshrink_core.verbs.shared.groups import (
 from inshrink_core.verbs.shared.measured import Measurements, read_as
 
 if TYPE_CHECKING:
-    from inshrink_core.chain import ChainConfig
     from inshrink_core.formats import Run
     from inshrink_core.search.bounds import Bounds
     from inshrink_core.search.search import Chain, ChainTrials
-    from inshrink_core.search.space import Candidate, Cube, Line
+    from inshrink_core.search.space import Cube, Line
     from inshrink_core.search.trials import Trial
 
 
@@ -129,8 +127,6 @@ class SearchReport(Report):
         Spearman's rank correlation of predicted and measured figures; None for few trials.
     seconds
         Wall time.
-    log
-        File of the trials; None if they are not stored.
     notes
         Remarks.
     device
@@ -155,7 +151,6 @@ class SearchReport(Report):
     trials: tuple[Trial, ...]
     rank_correlation: float | None
     seconds: float
-    log: Path | None
     notes: tuple[str, ...] = ()
     device: str = "cpu"
     output: Path | None = field(default=None, metadata=OMITTED)
@@ -165,7 +160,7 @@ class SearchReport(Report):
         "ratio_by_default=default.ratio_weights default_keeps_the_bounds=default_keeps "
         "ratio_by_step=by_step.ratio_weights metric direction steps "
         "where_the_previous_checkpoint_keeps_them_too=not_discriminative evaluations rank_correlation "
-        "seconds device log"
+        "seconds device"
     )
 
     @property
@@ -312,21 +307,21 @@ class Search(Stepping, Bounding, Writing, EvaluatorRequest, Computing, Reading, 
         Minimize the divergence at this ratio, instead of a bound. Without both, the restore cost is bounded
         by 0.003.
     output
-        File of the result, for compress --config. Trials are stored beside it, by default in ``.inshrink`` in
-        the run or in the user's cache; the same search continues from them.
+        File of the result, for compress --config.
     budget
         Maximum number of configurations to try.
 
     Raises
     ------
     InputError
-        Bounds and a target are both given, the codec has no tunable parameter, or the log is of another run.
+        Bounds and a target are both given, or the codec has no tunable parameter.
     EvaluatorError, UntrustedCodeError
         The evaluator failed, or lacks consent to run.
 
     Notes
     -----
-    A trial encodes one step in memory, as part of the chain that a configuration makes, and evaluates it. A
+    A trial encodes one step in memory, as part of the chain that a configuration makes, and evaluates it.
+    Trials are stored with the run's results, and the same search continues from them. A
     configuration is rejected at the first step that breaks a bound. The codec's defaults are measured, too,
     at every step; if they keep the bounds, the result is never larger. The search also measures the chain
     that `inshrink compress` writes under the same bounds, with settings per step; if that stores more than
@@ -361,65 +356,87 @@ class Search(Stepping, Bounding, Writing, EvaluatorRequest, Computing, Reading, 
 
     def perform(self) -> SearchReport:
         """Run the search."""
+        from inshrink_core.chain import look_ahead
+        from inshrink_core.search.search import ChainTrials, choose_steps, trial_log_of
+        from inshrink_core.search.space import space_of
+        from inshrink_core.search.trials import BoundEvaluator
+
+        started = time.perf_counter()
+        self._check()
+        opened = self.opened_run(self.run).matched()
+        chosen = choose_steps(opened, steps_of(opened, self.steps))
+        base = self.chain_config(device=self.device, threads=self.threads)
+        layers = {spec.layer for spec in opened[chosen[0]].specs if spec.role in MODEL_ROLES}
+        space = space_of(base.codec, layers)
+        log = trial_log_of(opened, make=True)
+        with BoundEvaluator(self.resolve(opened), opened.__getitem__, self.bounds) as evaluator:
+            chains = ChainTrials(
+                base=base,
+                evaluator=evaluator,
+                checkpoints=opened.__getitem__,
+                steps=chosen,
+                log=log,
+                initial=look_ahead(base, chosen, opened.__getitem__),
+                progress=self.progress,
+            )
+            report = self._searched(opened, chains, space, started)
+        if report.output is not None:
+            write_atomic(report.output, json.dumps(report.to_json(), indent=1) + "\n")
+        return report
+
+    def _searched(self, run: Run, chains: ChainTrials, space: Cube | Line, started: float) -> SearchReport:
+        """Find the best chain, measure those of the defaults and of settings by step, and report on them."""
         from inshrink_core.search.bounded import MAX_TRIALS
         from inshrink_core.search.quadratic import calibrate
         from inshrink_core.search.search import best_reaching, best_within
         from inshrink_core.search.space import Line
 
-        started = time.perf_counter()
-        self._check()
-        target = None if self.output is None else Path(self.output)
-        with self._begun() as (opened, space, chains):
-            chosen, evaluator, base = chains.steps, chains.evaluator, chains.base
-            not_discriminative = tuple(step for step in chosen if chains.is_not_discriminative(step))
-            discriminative = len(not_discriminative) + 1 < len(chosen) or len(chosen) == 1
-            notes, by_step = [], None
-            if self.target_ratio is not None:
-                best = best_reaching(chains, space, base.config, self.target_ratio)
-                default = chains.chain(_default(space, base), to_the_end=True)
-            else:
-                is_default_space = isinstance(space, Line) and self.budget is None
-                chains.after = MAX_TRIALS * len(chosen) if is_default_space else 0
-                best = best_within(chains, space, base.config, self.budget, discriminative=discriminative)
-                notes += [] if discriminative else [_NO_EVIDENCE]
-                default = chains.chain(_default(space, base), to_the_end=True)
-                if chains.keeps(default) and (best is None or best.ratio_weights < default.ratio_weights):
-                    best = default
-                    notes.append(_NOTHING_BETTER)
-                if is_default_space:
-                    by_step = self._by_step(opened, chains)
-            trials = tuple(
-                {id(trial): trial for chain in chains.known.values() for trial in chain.trials}.values()
-            )
-            report = SearchReport(
-                best=best,
-                ratio_total=None if best is None else chains.ratio_total(best),
-                default=default,
-                default_keeps=chains.keeps(default),
-                by_step=by_step,
-                binding=None if self.target_ratio is not None else _binding(best or default, chains.bounds),
-                bounds=chains.bounds,
-                target_ratio=self.target_ratio,
-                metric=evaluator.metric,
-                direction=evaluator.direction,
-                steps=chosen,
-                not_discriminative=not_discriminative,
-                evaluations=chains.evaluations,
-                trials=trials,
-                rank_correlation=calibrate(trials).rank_correlation,
-                seconds=time.perf_counter() - started,
-                log=chains.log.path,
-                notes=tuple(notes),
-                device=base.device,
-                output=target,
-            )
-            if by_step is not None and report.is_best_by_step:
-                known = "none" if best is None else f"the best, {ratio(best.ratio_weights)}"
-                but = "" if target is None else _IN_FILE.format(file=target.name, best=known)
-                note = _BY_STEP.format(ratio=ratio(by_step.ratio_weights), but=but)
-                report = replace(report, notes=(*report.notes, note))
-        if target is not None:
-            write_atomic(target, json.dumps(report.to_json(), indent=1) + "\n")
+        notes: list[str] = []
+        not_discriminative = tuple(step for step in chains.steps if chains.is_not_discriminative(step))
+        discriminative = len(not_discriminative) + 1 < len(chains.steps) or len(chains.steps) == 1
+        is_by_step = self.target_ratio is None and self.budget is None and isinstance(space, Line)
+        chains.after = MAX_TRIALS * len(chains.steps) if is_by_step else 0
+        if self.target_ratio is not None:
+            best = best_reaching(chains, space, self.target_ratio)
+        else:
+            best = best_within(chains, space, self.budget, discriminative=discriminative)
+            notes += [] if discriminative else [_NO_EVIDENCE]
+        point: Any = space.point_of(chains.base.config)
+        default = chains.chain({} if point is None else space.settings(point), to_the_end=True)
+        is_kept = chains.keeps(default)
+        is_smaller = best is None or best.ratio_weights < default.ratio_weights
+        if self.target_ratio is None and is_kept and is_smaller:
+            best = default
+            notes.append(_NOTHING_BETTER)
+        by_step = self._by_step(run, chains) if is_by_step else None
+        known = (trial for chain in chains.known.values() for trial in chain.trials)
+        trials = tuple({id(trial): trial for trial in known}.values())
+        report = SearchReport(
+            best=best,
+            ratio_total=None if best is None else chains.ratio_total(best),
+            default=default,
+            default_keeps=is_kept,
+            by_step=by_step,
+            binding=None if self.target_ratio is not None else _binding(best or default, chains.bounds),
+            bounds=chains.bounds,
+            target_ratio=self.target_ratio,
+            metric=chains.evaluator.metric,
+            direction=chains.evaluator.direction,
+            steps=chains.steps,
+            not_discriminative=not_discriminative,
+            evaluations=chains.evaluations,
+            trials=trials,
+            rank_correlation=calibrate(trials).rank_correlation,
+            seconds=time.perf_counter() - started,
+            notes=tuple(notes),
+            device=chains.base.device,
+            output=None if self.output is None else Path(self.output),
+        )
+        if by_step is not None and report.is_best_by_step:
+            found = "none" if best is None else f"the best, {ratio(best.ratio_weights)}"
+            but = "" if report.output is None else _IN_FILE.format(file=report.output.name, best=found)
+            note = _BY_STEP.format(ratio=ratio(by_step.ratio_weights), but=but)
+            report = replace(report, notes=(*report.notes, note))
         return report
 
     def _by_step(self, run: Run, chains: ChainTrials) -> ByStep | None:
@@ -464,33 +481,6 @@ class Search(Stepping, Bounding, Writing, EvaluatorRequest, Computing, Reading, 
         known.add("by_step", question, asdict(by_step))
         return by_step
 
-    @contextlib.contextmanager
-    def _begun(self) -> Iterator[tuple[Run, Cube | Line, ChainTrials]]:
-        """Open the run, its evaluator and the log of trials."""
-        from inshrink_core.chain import look_ahead
-        from inshrink_core.search.search import ChainTrials, choose_steps, trial_log_of
-        from inshrink_core.search.space import space_of
-        from inshrink_core.search.trials import BoundEvaluator, TrialLog, checkpoint_digest
-
-        opened = self.opened_run(self.run).matched()
-        chosen = choose_steps(opened, steps_of(opened, self.steps))
-        base = self.chain_config(device=self.device, threads=self.threads)
-        layers = {spec.layer for spec in opened[chosen[0]].specs if spec.role in MODEL_ROLES}
-        space = space_of(base.codec, layers)
-        path = trial_log_of(opened, None if self.output is None else Path(self.output))
-        log = TrialLog(path, checkpoint_digest(opened[opened.steps[0]]))
-        with BoundEvaluator(self.resolve(opened), opened.__getitem__, self.bounds) as evaluator:
-            chains = ChainTrials(
-                base=base,
-                evaluator=evaluator,
-                checkpoints=opened.__getitem__,
-                steps=chosen,
-                log=log,
-                initial=look_ahead(base, chosen, opened.__getitem__),
-                progress=self.progress,
-            )
-            yield opened, space, chains
-
     @property
     def bounds(self) -> Bounds:
         """The bounds; without any and without a target, the default of `inshrink compress`."""
@@ -512,14 +502,6 @@ class Search(Stepping, Bounding, Writing, EvaluatorRequest, Computing, Reading, 
             )
         if target is not None and not 1 <= target < float("inf"):
             raise InputError("--target-ratio is not a ratio", expected="a number from 1", found=str(target))
-
-
-def _default(space: Cube | Line, base: ChainConfig) -> Candidate:
-    """Return the configuration that a run is written with by default."""
-    from inshrink_core.search.space import Candidate
-
-    point: Any = space.point_of(base.config)
-    return Candidate(codec=base.codec) if point is None else space.candidate(point)
 
 
 search = python_call(Search)

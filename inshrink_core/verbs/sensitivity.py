@@ -29,16 +29,14 @@ _COLUMNS: Final = 6
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SensitivityReport(Report):
-    """One sensitivity metric of a run, by one or more groupings.
+    """One sensitivity metric of a run, by one grouping.
 
     Parameters
     ----------
     run
         Path of the run or archive.
-    tables
-        One table per grouping.
-    restored
-        Whether the run is an archive, and the values are of restored tensors.
+    table
+        The values.
     bytes_read
         Bytes of tensors read for the measurement; cached tensors count 0.
     device
@@ -46,27 +44,24 @@ class SensitivityReport(Report):
     """
 
     run: str
-    tables: tuple[SensitivityTable, ...]
-    restored: bool
+    table: SensitivityTable
     bytes_read: int
     device: str = "cpu"
 
-    KEYS: ClassVar = "run metric=table.metric device"
-    """Keys of every document."""
-
-    @property
-    def table(self) -> SensitivityTable:
-        """The first table."""
-        return self.tables[0]
+    KEYS: ClassVar = (
+        "run metric=table.metric by=table.grouping steps=table.steps sources=table.sources bytes_read device "
+        "rows"
+    )
 
     def to_json(self) -> dict[str, Any]:
         """Return the document of ``inshrink sensitivity --json``.
 
         Returns
         -------
+        metric : str
+            Measure of sensitivity.
         by : str
-            ``tensor``, ``block`` or ``layer_type``. Absent with several groupings, as are ``steps``,
-            ``sources``, ``bytes_read`` and ``rows``.
+            ``tensor``, ``block`` or ``layer_type``.
         steps : [int]
             Training steps, ascending.
         sources : [str?]
@@ -89,61 +84,40 @@ class SensitivityReport(Report):
             Mean, median and 99th percentile by step.
         rows[].n_nonfinite : [int]
             Number of NaN and infinite scores left out, by step.
-        restored : bool
-            Whether the weights come from an archive; only with several groupings.
-        tables : [object]
-            A document as above for each of several groupings.
-        metric : str
-            Measure of sensitivity.
         """
-        about = Report.to_json(self)
-        found = [
+        return Report.to_json(self)
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows of the table, with one value per step; NaN if not measured."""
+        table = self.table
+        arrays = {name: getattr(table, name).tolist() for name in (*STATISTICS, "n_nonfinite")}
+        return [
             {
-                "run": self.run,
-                "metric": table.metric.value,
-                "by": table.grouping.value,
-                "steps": list(table.steps),
-                "sources": list(table.sources),
-                "bytes_read": self.bytes_read,
-                "device": self.device,
-                "rows": _rows(table),
+                "name": row.name,
+                "block": row.block,
+                "layer_type": row.layer_type,
+                "n_parameters": row.numel,
+                "shape": row.shape,
+                **{name: values[position] for name, values in arrays.items()},
             }
-            for table in self.tables
+            for position, row in enumerate(table.details)
         ]
-        if len(found) == 1:
-            return found[0]
-        return about | {"restored": self.restored, "tables": found}
 
     def shown(self) -> Iterator[Part]:
         """Yield the means of each row, at as many steps as fit a line."""
-        for table in self.tables:
-            steps, by = table.steps, table.grouping.replace("_", " ")
-            chosen = spread(range(len(steps)), _COLUMNS)
-            rows = [(name, *values[chosen]) for name, values in zip(table.rows, table.mean, strict=True)]
-            yield Table({by: None, **{f"step {steps[i]}": _short for i in chosen}}, rows)
-            yield "metric", f"{table.metric}, mean of each {by}"
-            some = f"{len(chosen)} of {len(steps)} shown"
-            yield "steps", steps_in_short(steps) if len(chosen) == len(steps) else some
-            sources = sorted({source for source in table.sources if source is not None})
-            yield "scores from", ", ".join(_SOURCES.get(source, source) for source in sources)
-            if note := table.findings().sentence():
-                yield f"note: {note}"
-
-
-def _rows(table: SensitivityTable) -> list[dict[str, Any]]:
-    """Return the rows of a table, with one value per step; NaN if not measured."""
-    arrays = {name: getattr(table, name).tolist() for name in (*STATISTICS, "n_nonfinite")}
-    return [
-        {
-            "name": row.name,
-            "block": row.block,
-            "layer_type": row.layer_type,
-            "n_parameters": row.numel,
-            "shape": None if row.shape is None else list(row.shape),
-            **{name: values[position] for name, values in arrays.items()},
-        }
-        for position, row in enumerate(table.details)
-    ]
+        table = self.table
+        steps, by = table.steps, table.grouping.replace("_", " ")
+        chosen = spread(range(len(steps)), _COLUMNS)
+        rows = [(name, *values[chosen]) for name, values in zip(table.rows, table.mean, strict=True)]
+        yield Table({by: None, **{f"step {steps[i]}": _short for i in chosen}}, rows)
+        yield "metric", f"{table.metric}, mean of each {by}"
+        some = f"{len(chosen)} of {len(steps)} shown"
+        yield "steps", steps_in_short(steps) if len(chosen) == len(steps) else some
+        sources = sorted({source for source in table.sources if source is not None})
+        yield "scores from", ", ".join(_SOURCES.get(source, source) for source in sources)
+        if note := table.findings().sentence():
+            yield f"note: {note}"
 
 
 def _short(value: float) -> str:
@@ -161,7 +135,7 @@ class Sensitivity(Stepping, Opening, Request[SensitivityReport]):
     metric
         abs(w), abs(g·w), Adam's second moment, or the movement since the previous step.
     by
-        Grouping of the rows; also several, as a list a,b.
+        Grouping of the rows.
 
     Raises
     ------
@@ -195,17 +169,15 @@ class Sensitivity(Stepping, Opening, Request[SensitivityReport]):
         from inshrink_core.analysis.profile import sensitivity
         from inshrink_core.chain import Archive
 
-        groupings = [Grouping.parse(name) for name in self.by.split(",")]
+        grouping = Grouping.parse(self.by)
         opened = self.opened(self.run)
         where = str(getattr(self.run, "path", self.run))
         steps = chosen_steps(self.steps, lambda: opened.steps, where)
-        is_archive = isinstance(opened, Archive)
         read = opened.sequential() if isinstance(opened, Archive) else opened
         found = sensitivity(read, self.metric, steps=steps, device=self.device, progress=self._measured)
         return SensitivityReport(
             run=where,
-            tables=tuple(map(found.by, groupings)),
-            restored=is_archive,
+            table=found.by(grouping),
             bytes_read=found.bytes_read,
             device=found.device,
         )

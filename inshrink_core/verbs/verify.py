@@ -371,11 +371,10 @@ def _needs(archive: Archive, frames: Iterable[FrameInfo]) -> Iterator[StepNeeds]
 
 def _rehearse(archive: Archive, info: FrameInfo) -> list[Problem]:
     """Restore a frame without writing; return a failure as a problem."""
-    from inshrink_core.formats.write import rehearse_writing, restorable_layout
+    from inshrink_core.formats.write import rehearse_writing
 
     try:
-        checkpoint = archive.checkpoint(info)
-        rehearse_writing(checkpoint, restorable_layout(checkpoint), archive.limits)
+        rehearse_writing(archive.checkpoint(info), archive.limits)
     except TooLargeError:
         raise
     except InshrinkError as error:

@@ -15,7 +15,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from inshrink_core.analysis.gain import restore_gain
 from inshrink_core.chain import Archive
 from inshrink_core.codec import get_codec
 from inshrink_core.codecs.variants import Variant
@@ -23,6 +22,7 @@ from inshrink_core.errors import EvaluatorError
 from inshrink_core.search.bounds import Figures
 from inshrink_core.search.trials import BoundEvaluator
 from inshrink_core.verbs.compress import compress
+from inshrink_lab.bench.gain import RestoreGain, restore_gain
 from inshrink_lab.bench.report import REPEAT, Point
 
 if TYPE_CHECKING:
@@ -129,7 +129,8 @@ class Measurer:
             begun = time.perf_counter()
             _decode(Archive.open(target).on(self.device), self.steps[-1:])
             restore_seconds = time.perf_counter() - begun
-            gain = restore_gain(Archive.open(target), self.run, device=self.device).pooled
+            gains = restore_gain(Archive.open(target), self.run, self.device)
+            gain = RestoreGain.of(row for step in gains.values() for row in step.values())
             figures, failure = self._evaluated(target, evaluated)
         return Point(
             codec=variant.label,

@@ -51,7 +51,7 @@ class Point(Report):
     mean_divergence
         Mean divergence over the steps, in nats.
     restore_gain
-        Share of the movement that a restore one step earlier keeps (docs/cli.md#compare).
+        Share of the movement that a restore one step earlier keeps (docs/cli.md#bench).
     restore_noise
         Squared error of that share, relative to the movement.
     encode_mb_per_s

@@ -141,14 +141,13 @@ def test_a_lattice_is_shown_with_its_step_and_its_cost(run):
     assert (seen.codec, seen.level_kind) == ("lattice", "lattice")
     assert seen.step_size > 0
     assert seen.bits_per_weight == 8 * seen.nbytes / 24576
-    assert seen.nbytes < seen.keyframe_nbytes
     # Contexts make the stream smaller than the entropy of the changes, headers make it larger.
     assert seen.bits_per_weight == pytest.approx(seen.entropy, rel=0.1)
 
 
 def test_the_first_step_is_a_keyframe(run):
     seen = anatomy(run, run.steps[0], KEY)
-    assert (seen.kind, seen.nbytes) == ("keyframe", seen.keyframe_nbytes)
+    assert seen.kind == "keyframe"
 
 
 def test_what_a_codec_leaves_exact_is_shown_as_protected(run):
@@ -264,14 +263,6 @@ def test_a_tensor_that_changes_its_shape_has_not_moved():
     found = _follow(memory_run({1: {"w": torch.ones(2)}, 2: {"w": torch.ones(3)}}), "w")
     assert np.isnan(found.movement).all()
     assert found.rms.tolist() == [1.0, 1.0]
-
-
-def test_the_bits_of_a_trajectory_are_those_of_the_archive(run, archives):
-    found = trajectory(run, KEY, steps=run.steps[:5], archive=archives["lattice"])
-    bits = [anatomy(archives["lattice"], step, KEY).bits_per_weight for step in run.steps[:4]]
-    assert found.bits_per_weight[:4] == pytest.approx(bits)
-    assert np.isnan(found.bits_per_weight[4])
-    assert trajectory(archives["lattice"], KEY).bits_per_weight == pytest.approx(bits)
 
 
 def test_a_tensor_that_no_step_has_is_an_error(run):

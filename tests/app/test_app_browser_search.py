@@ -47,12 +47,12 @@ def test_a_search_is_launched_cancelled_and_resumed_and_its_result_is_taken_and_
     page.get_by_text("evaluations left").wait_for()
     log = server.folder / "run" / ".inshrink" / "search.jsonl"
     for _ in range(MILLISECONDS // 100):
-        if log.exists() and len(log.read_text().splitlines()) > 1:  # The first line is the head.
+        if log.exists() and log.read_text():
             break
         page.wait_for_timeout(100)
     page.get_by_role("button", name="Cancel").first.click()
     page.get_by_text("Cancelled. Finished work is kept").first.wait_for()
-    assert len(log.read_text().splitlines()) > 1
+    assert log.read_text()
     assert "job=" in page.url
 
     # The same link in a second tab tells the same, and goes on from there.

@@ -188,8 +188,10 @@ def test_update_over_weight_is_movement_relative_to_size():
 def test_bits_of_every_step_are_those_of_the_archive(archived):
     shown = services.load_subject(str(archived))
     table = services.archived_bits(shown, shown.archive)
-    course = inshrink_core.analysis.trajectory(shown.archive.path, "fc1.weight").bits_per_weight
-    np.testing.assert_allclose(table.values["mean"][0], course, rtol=1e-6)
+    archive = shown.archive.path
+    course = [inshrink_core.analysis.anatomy(archive, step, "fc1.weight") for step in table.steps]
+    bits = [seen.bits_per_weight for seen in course]
+    np.testing.assert_allclose(table.values["mean"][0], bits, rtol=1e-6)
 
 
 @pytest.mark.parametrize("colour", ["ratio", "bits", "error"])

@@ -1,4 +1,4 @@
-"""``inshrink bench`` and ``--gain`` from the outside, with the sample's own evaluator."""
+"""``inshrink bench`` from the outside, with the sample's own evaluator."""
 
 import re
 
@@ -26,14 +26,3 @@ def test_rows_have_the_promised_keys_and_out_of_reach_is_null(cli, small_run, tm
     assert "previous checkpoint" in text.out
     assert "--optimizer drop" in text.out
     assert str(tmp_path / "out" / "points.json") in text.out.replace("\n", "")
-
-
-def test_compare_shows_gain_where_asked(cli, archive, small_run, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "120")
-    words = ("compare", archive, "--against", small_run, "--steps", "10,25")
-    with_gain = cli(*words, "--gain", "--json").document["steps"]
-    assert with_gain[0]["restore_gain"] is None
-    assert 0 < with_gain[1]["restore_gain"] < 2
-    assert with_gain[1]["restore_noise"] > 0
-    text = cli(*words, "--gain").out
-    assert re.search(r"gain +noise", text)

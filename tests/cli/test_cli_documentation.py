@@ -36,7 +36,6 @@ SCHEMA = json.loads((DOCS / "documents.schema.json").read_text())
         ("verify", ("{archive}", "--against", "{run}")),
         ("verify", ("{run}",)),
         ("compare", ("{archive}", "--against", "{run}", "--trust-run", "--steps", "25")),
-        ("compare", ("{archive}", "--against", "{run}", "--trust-run", "--steps", "25", "--gain")),
         ("sensitivity", ("{run}", "--by", "layer_type")),
         ("compress", ("{run}", "-o", "{out}", "--max-drop", "0.01", "--trust-run", "--steps", "25,50")),
         ("average", ("{archive}", "--steps", "25,50", "-o", "{out}")),

@@ -34,7 +34,7 @@ def asked(monkeypatch):
             "run", "a", watch=True, interval=0.5, until=40, idle=3.0, codec="lossless", skip_damaged=True
         ),
         CompareArchives(["a"], "run"),
-        CompareArchives(["a", "b", "c"], "run", steps=["1:9"], max_drop=0.5, gain=True, max_memory=4_000),
+        CompareArchives(["a", "b", "c"], "run", steps=["1:9"], max_drop=0.5, again=True, max_memory=4_000),
         Verify("a", deep=True, against="run", max_disk=7, skip_damaged=True, base="model.pt"),
     ],
     ids=str,
@@ -51,8 +51,8 @@ def test_words_of_a_request_ask_for_the_same(cli, asked, request_made):
 
 
 def test_several_arguments_may_have_options_between_them(cli, asked):
-    cli("compare", "a", "--against", "run", "b", "--gain", "c", "--timeout", "5", "d")
-    assert asked == [CompareArchives(("a", "b", "c", "d"), "run", gain=True, timeout=5.0)]
+    cli("compare", "a", "--against", "run", "b", "--again", "c", "--timeout", "5", "d")
+    assert asked == [CompareArchives(("a", "b", "c", "d"), "run", again=True, timeout=5.0)]
     outcome = cli("compare", "--against", "run")
     assert outcome.code == 2
     assert "ARCHIVE requires an argument; see inshrink compare --help" in outcome.err

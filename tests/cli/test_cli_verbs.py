@@ -57,17 +57,6 @@ def test_several_archives_are_compared_in_one_document(cli, archive, small_run):
     assert outcome.out.count(str(archive)) == 2
 
 
-def test_sensitivity_has_several_groupings_in_one_document(cli, small_run, made_archive):
-    for path, restored in ((small_run, False), (made_archive, True)):
-        document = cli("sensitivity", path, "--by", "tensor,layer_type", "--json").document
-        single = cli("sensitivity", path, "--by", "layer_type", "--json").document
-        assert document["restored"] is restored
-        assert [table["by"] for table in document["tables"]] == ["tensor", "layer_type"]
-        assert document["tables"][1]["rows"] == single["rows"]
-    outcome = cli("sensitivity", small_run, "--by", "tensor,block")
-    assert outcome.out.count("metric ") == 2
-
-
 def test_ui_hands_its_options_to_the_explorer(cli, small_run, tmp_path, monkeypatch):
     called = {}
 

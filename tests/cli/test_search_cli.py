@@ -48,7 +48,7 @@ def test_a_search_writes_a_result_that_compress_and_estimate_take(cli, small_run
     assert written.code == 0
     settings = document["best"]["config"]["settings"]
     assert written.document["config"]["coarseness"] == settings["coarseness"]
-    estimated = cli("estimate", small_run, "--config", result, "--trials", document["log"], "--json")
+    estimated = cli("estimate", small_run, "--config", result, "--json")
     assert estimated.document["ratio_weights"] == pytest.approx(written.document["ratio_weights"], rel=0.05)
     assert estimated.document["drop"] is not None
     again = cli("search", small_run, "--max-drop", "0.02", "-o", result, "--evaluator", judge(),
@@ -86,19 +86,14 @@ def test_an_evaluator_of_no_use_is_one_line_and_leaves_nothing_behind(
     [
         (("--max-drop", "nan"), "--max-drop nan"),
         (("--max-drop", "0.01", "--config", "none.json"), "found no configuration"),
-        (("--max-drop", "0.01", "-o", "taken.json"), "no trial log"),
-        (("--max-drop", "0.01", "-o", "another.json"), "another run"),
     ],
 )
 def test_a_request_that_cannot_be_met_is_one_line(cli, small_run, tmp_path, judge, words, message):
     (tmp_path / "none.json").write_text('{"best": null, "trials": []}')
-    (tmp_path / "taken.trials.jsonl").write_text("my notes\n")
-    (tmp_path / "another.trials.jsonl").write_text('{"inshrink_trials": 1, "run": "0"}\n')
     placed = [tmp_path / word if "." in word and word[0].isalpha() else word for word in words]
     outcome = cli("search", small_run, *placed, "--evaluator", judge(), "--eval-metric", "loss")
     assert outcome.code == 2
     assert message in one_line(outcome)
-    assert (tmp_path / "taken.trials.jsonl").read_text() == "my notes\n"
 
 
 @pytest.mark.parametrize(
@@ -107,7 +102,6 @@ def test_a_request_that_cannot_be_met_is_one_line(cli, small_run, tmp_path, judg
         (("--max-restore-cost", 0.1), "--max-restore-cost goes with --try"),
         (("--each", "bits"), "--set bits"),
         (("--try", 0), "--try 0 (expected ≥ 1"),
-        (("--trials", "none.jsonl"), "no such trial log"),
     ],
 )
 def test_an_estimate_that_cannot_be_made_is_one_line(cli, small_run, words, message):

@@ -104,8 +104,9 @@ def test_an_evaluator_gets_the_model_that_it_asks_for_or_is_told_that_there_is_n
 @pytest.mark.usefixtures("evaluators_here")
 def test_a_template_loads_strictly_on_a_run_of_several_models(folder, states, names, which):
     save(folder, **{name: states[key] for name, key in names.items()})
-    made = inshrink_core.verbs.evaluate(folder / "run", write=folder / "judge.py", model="net:Net")
-    source = made.output.read_text()
+    made = inshrink_core.verbs.evaluate(folder / "run", write=folder / "judge.py")
+    source = made.output.read_text().replace("from my_model import Model", "from net import Net as Model")
+    made.output.write_text(source)
     assert re.search(r"def evaluate\(state_dict(.*)\):", source)[1] == (f", which='{which}'" if which else "")
     found = inshrink_core.verbs.evaluate(folder / "run", evaluator=f"{made.output}:evaluate")
     assert found.found.log_probs.shape == (5, 3)

@@ -22,7 +22,7 @@ from inshrink_core.formats import open_run
 from inshrink_core.search.bounds import Bounds
 from inshrink_core.search.measure import encode_chain, encode_step, following, sample_keys, step_ratio
 from inshrink_core.search.search import ChainTrials
-from inshrink_core.search.space import Candidate, space_of
+from inshrink_core.search.space import space_of, with_settings
 from inshrink_core.search.trials import BoundEvaluator, TrialLog, evaluator_digest
 from inshrink_core.verbs.compress import compress
 from inshrink_core.verbs.estimate import estimate
@@ -100,7 +100,7 @@ def test_a_trial_changes_nothing_that_the_next_one_sees(run):
     first = encode_step(base(), run[5], ChainState())
     state, index = following(first, keyframe=False)
     once = encode_step(base(), run[10], state, index)
-    encode_step(Candidate(codec="lattice", settings={"coarseness": 9.0}).chain_config(base()), run[10], state)
+    encode_step(with_settings(base(), {"coarseness": 9.0}), run[10], state)
     again = encode_step(base(), run[10], state, index)
     assert once.nbytes == again.nbytes
     for key, state in once.references.items():
@@ -128,7 +128,7 @@ class Asked:
         )
 
     def trials(self, coarseness=2.5):
-        return self.chains.chain(LINE.candidate(coarseness), to_the_end=True).trials
+        return self.chains.chain(LINE.settings(coarseness), to_the_end=True).trials
 
 
 @pytest.fixture
@@ -169,7 +169,7 @@ def test_a_known_trial_is_neither_encoded_nor_evaluated_again(run, tmp_path, ask
 def test_what_is_missing_of_a_chain_is_measured_in_the_same_chain(run, tmp_path, ask):
     full = ask(TrialLog(tmp_path / "whole.jsonl", "run")).trials()
     lines = (tmp_path / "whole.jsonl").read_text().splitlines(keepends=True)
-    (tmp_path / "part.jsonl").write_text("".join(lines[:2]))
+    (tmp_path / "part.jsonl").write_text("".join(lines[:1]))
     rest = ask(TrialLog(tmp_path / "part.jsonl", "run"))
     assert [dataclasses.replace(t, seconds=0) for t in rest.trials()] == [
         dataclasses.replace(t, seconds=0) for t in full
@@ -226,11 +226,11 @@ def test_a_state_whose_metric_is_not_finite_is_a_failure_and_the_original_an_err
 def test_estimated_ratios_are_within_five_percent_of_real_ones(run, tmp_path, ask):
     asked = ask()
     for coarseness in (1.0, 2.5, 6.0):
-        candidate = LINE.candidate(coarseness)
+        candidate = LINE.settings(coarseness)
         target = tmp_path / f"{coarseness}.inshrink"
         real = compress(run, target, config={"coarseness": coarseness}).size
         frames = sum(frame.weights_nbytes for frame in real.frames)
-        estimated = asked.chains.ratio(candidate, len(run.steps))
+        estimated = asked.chains.ratio(candidate)
         assert estimated == pytest.approx(real.raw_weights / frames, rel=0.05)
 
 
@@ -266,7 +266,7 @@ def test_a_sample_without_the_tensors_of_an_override_is_encoded_all_the_same(run
 
 def test_the_ratio_of_a_step_is_estimated(run):
     fine, default, coarse = (
-        step_ratio(LINE.candidate(value).chain_config(base()), run[5], ChainState(), None)
+        step_ratio(with_settings(base(), LINE.settings(value)), run[5], ChainState(), None)
         for value in (1.0, LatticeCodec().coarseness, 6.0)
     )
     encoded = encode_step(base(), run[5], ChainState())

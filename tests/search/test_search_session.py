@@ -17,11 +17,12 @@ from inshrink_core.checkpoint import MODEL_ROLES
 from inshrink_core.codecs.lattice.codec import LatticeCodec
 from inshrink_core.errors import ConfigError, EvaluatorError, InputError
 from inshrink_core.evaluate import EvaluatorRequest
+from inshrink_core.execution.results import results_folder
 from inshrink_core.formats import open_run
+from inshrink_core.search import search as searching
 from inshrink_core.search.bounded import MAX_TRIALS
 from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST, Bounds
 from inshrink_core.search.quadratic import DROP_PER_NAT
-from inshrink_core.search.space import Candidate
 from inshrink_core.search.trials import BoundEvaluator, Measurer
 from inshrink_core.text import ratio
 from inshrink_core.verbs.compress import compress
@@ -37,6 +38,12 @@ def run(tmp_path_factory):
     return open_run(write_run(tmp_path_factory.mktemp("search") / "run", n_steps=5))
 
 
+@pytest.fixture(autouse=True)
+def trials_apart(tmp_path, monkeypatch):
+    """The trials of each test are its own, although the tests share a run."""
+    monkeypatch.setattr(searching, "results_folder", lambda *_, **__: tmp_path)
+
+
 @pytest.fixture
 def evaluator(tmp_path, monkeypatch):
     """The evaluator that both ways of searching ask, in this process."""
@@ -47,9 +54,10 @@ def evaluator(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def searched(run, tmp_path_factory):
-    """A search under one bound, and the file that it wrote."""
+    """A search under one bound, and the file that it wrote; its trials are beside it."""
     folder = tmp_path_factory.mktemp("searched")
     with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(searching, "results_folder", lambda *_, **__: folder)
         patched.setattr(EvaluatorRequest, "resolve", lambda *_: InProcess(folder))
         return search(run, max_divergence=1e-3, output=folder / "search.json"), folder / "search.json"
 
@@ -137,7 +145,7 @@ def test_the_same_restored_state_is_evaluated_once(run, evaluator):
     with BoundEvaluator(evaluator, run.__getitem__, Bounds(max_divergence=1e-3)) as judge:
         measurer = Measurer(base=base, evaluator=judge)
         # So near to each other that every step size is the same.
-        candidates = [Candidate(codec="lattice", settings={"coarseness": at}) for at in (2.5, 2.500001)]
+        candidates = [{"coarseness": at} for at in (2.5, 2.500001)]
         item, other = (measurer.measured(each, run[step], ChainState(), None)[0] for each in candidates)
     assert judge.evaluations == 1
     assert (item.drop, item.divergence) == (other.drop, other.divergence)
@@ -294,7 +302,7 @@ def test_where_no_configuration_keeps_the_bounds_the_search_says_so(run, tmp_pat
 def test_where_bounds_say_nothing_at_any_step_nothing_is_coarsened(run, tmp_path, evaluator):
     found = search(run, max_divergence=10.0, output=tmp_path / "s.json")
     assert found.not_discriminative == run.steps[1:]
-    assert found.best.candidate.settings["coarseness"] == LatticeCodec().coarseness
+    assert found.best.settings["coarseness"] == LatticeCodec().coarseness
     assert "prove nothing" in found.notes[0]
 
 
@@ -318,13 +326,14 @@ def test_what_cannot_be_searched_for_is_refused(run, tmp_path, evaluator, asked,
 
 
 def test_an_estimate_is_within_five_percent_and_predicts_drops_from_trials(
-    run, searched, tmp_path, evaluator
+    run, searched, tmp_path, evaluator, monkeypatch
 ):
-    bare = estimate(run, config={"coarseness": 3.0}, trials=None)
+    bare = estimate(run, config={"coarseness": 3.0})
     assert (bare.basis, bare.n_trials) == ("rule of thumb", 0)
     assert "uncalibrated" in bare.notes[0]
-    found, _ = searched
-    reported = estimate(run, config={"coarseness": 3.0}, trials=found.log)
+    found, file = searched
+    monkeypatch.setattr(searching, "results_folder", lambda *_, **__: file.parent)
+    reported = estimate(run, config={"coarseness": 3.0})
     assert (reported.basis, reported.notes) == ("trials", ())
     assert reported.n_trials == len(found.trials)
     assert reported.divergence > 0
@@ -332,9 +341,9 @@ def test_an_estimate_is_within_five_percent_and_predicts_drops_from_trials(
     frames = sum(frame.weights_nbytes for frame in real.frames)
     assert reported.ratio_weights == pytest.approx(real.raw_weights / frames, rel=0.05)
     asked = evaluator.asked
-    archive = estimate(run, config={"coarseness": 3.0}, trials=found.log, tried=2).archive
+    archive = estimate(run, config={"coarseness": 3.0}, tried=2).archive
     assert archive.basis == "predicted"
-    estimate(run, config={"coarseness": 4.0}, trials=found.log)
+    estimate(run, config={"coarseness": 4.0})
     assert evaluator.asked == asked
 
 
@@ -374,31 +383,33 @@ def test_each_of_several_is_the_estimate_of_its_configuration(run):
         estimate(run, codec="uniform", each=["codec=lattice,bits=4"])
 
 
-def test_without_an_output_trials_are_kept_inside_of_the_run(tmp_path, evaluator):
+def test_trials_are_kept_inside_of_the_run(tmp_path, evaluator, monkeypatch):
+    monkeypatch.setattr(searching, "results_folder", results_folder)
     separate = open_run(write_run(tmp_path / "run", n_steps=2))
     found = search(separate, max_divergence=1e-3)
-    assert found.log == tmp_path / "run" / ".inshrink" / "search.jsonl"
+    assert (tmp_path / "run" / ".inshrink" / "search.jsonl").is_file()
     assert search(separate, max_divergence=1e-3).evaluations == 0
     assert estimate(separate).n_trials == len(found.trials)
 
 
 def test_an_estimate_equals_what_was_measured_and_is_corrected_in_the_same_way_beside_it(
-    run, searched, tmp_path, evaluator
+    run, searched, tmp_path, evaluator, monkeypatch
 ):
-    found, _ = searched
+    found, file = searched
+    monkeypatch.setattr(searching, "results_folder", lambda *_, **__: file.parent)
     full = {json.dumps(trial.config) for trial in found.trials if trial.step == run.steps[-1]}
     assert len(full) > 1
     for config in full:
         trials = [trial for trial in found.trials if json.dumps(trial.config) == config]
-        told = estimate(run, config=json.loads(config)["settings"], trials=found.log)
+        told = estimate(run, config=json.loads(config)["settings"])
         assert told.divergence == pytest.approx(max(trial.divergence for trial in trials))
         assert told.drop == pytest.approx(max(trial.drop for trial in trials))
         raw, nbytes = sum(t.raw_weights for t in trials), sum(t.weights_nbytes for t in trials)
         assert told.ratio_weights == pytest.approx(raw / nbytes)
     # Between what was measured and a little beyond it.
     for factor in (0.9, 1.1):
-        beside = {"coarseness": found.best.candidate.settings["coarseness"] * factor}
-        reported = estimate(run, config=beside, trials=found.log)
+        beside = {"coarseness": found.best.settings["coarseness"] * factor}
+        reported = estimate(run, config=beside)
         truth = search(
             run, max_divergence=10.0, config=beside, output=tmp_path / f"{factor}.json"
         ).best  # which is not coarsened, for such a bound says nothing

@@ -26,7 +26,7 @@ def run():
 
 @pytest.fixture(scope="module")
 def rows(run):
-    return tried(run, steps=STEPS, trials=None)[1]
+    return tried(run, steps=STEPS)[1]
 
 
 def test_an_archive_is_told_from_a_keyframe_and_a_delta_in_the_middle(run, rows):
@@ -93,7 +93,6 @@ def test_what_loses_something_is_judged_at_the_steps_that_are_tried(run):
     # Both steps of the chain were tried, so that it takes what was told, optimizer state included.
     assert rows[1].ratio_total == pytest.approx(written.size.ratio_total, rel=0.05)
     assert rows[0].ratio_weights == pytest.approx(written.size.ratio_weights, rel=0.05)
-    assert written.to_json()["decided"]["step"] == STEPS[1]
 
 
 def test_an_evaluator_that_does_not_run_leaves_the_estimates_as_they_are_by_default(run, rows, tmp_path):

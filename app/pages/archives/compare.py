@@ -181,8 +181,7 @@ def _table(known: Sequence[Known], bound: Bound) -> None:
     rows: list[dict[str, Any]] = []
     for found in known:
         for row in found.comparison.steps:
-            fields = {name: getattr(row, name) for name in row.__slots__ if name[:9] != "restore_g"}
-            del fields["restore_noise"]
+            fields = {name: getattr(row, name) for name in row.__slots__}
             about = {"archive": found.name, "metric": found.comparison.metric}
             rows.append({**about, **fields, "bound": bound.check(bound.of(row))})
     table = pd.DataFrame(rows).rename(columns=_HEADINGS)

@@ -38,13 +38,13 @@ from inshrink_core.evaluate.own_samples import AUTO, likely_evaluator
 from inshrink_core.execution.progress import Counter
 from inshrink_core.formats import Run, Skipped, unreadable_error
 from inshrink_core.frame import NAMED_BRANCH, FrameInfo
-from inshrink_core.metrics import Direction
 from inshrink_core.report import Report, plain_value
-from inshrink_core.search.bounded import BoundedWriter, BoundRecord, Evaluated, open_bounded
+from inshrink_core.search.bounded import BoundedWriter, BoundRecord, open_bounded
 from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST, Bounds
 from inshrink_core.search.search import choose_steps
+from inshrink_core.search.trials import BoundEvaluator
 from inshrink_core.verbs.shared.groups import Compressing, PathLike, steps_of
-from inshrink_core.verbs.shared.measured import EvaluatorId, Measurements, finite_errors, question_of
+from inshrink_core.verbs.shared.measured import EvaluatorId, Measurements, question_of
 from inshrink_core.verbs.shared.showing import counted_fates, optimizer_text
 
 
@@ -101,7 +101,7 @@ def write_run(request: Compressing) -> CompressReport:
         session = _Session(request, opened, writer, chain, chosen, bounded)
         session.run_all()
         bound_record = None if bounded is None else bounded.bound_record
-        evaluated = None if bounded is None else bounded.evaluated()  # its originals close with the context
+        compared = None if bounded is None else bounded.compared()  # its originals close with the context
         branches = session.write_branches() if asked is None else ()
         _describe(writer, chain_config.codec)
     finished = Archive.open(request.archive)
@@ -118,8 +118,8 @@ def write_run(request: Compressing) -> CompressReport:
         fates=counted_fates(session.run, finished.listed_steps, skip_damaged=request.skip_damaged),
         hint="" if bounds is not None or not chosen else _hint(opened, chain_config.config),
     )
-    if evaluated is not None and evaluated.steps:
-        _store_evaluated(finished, opened, evaluated)
+    if bounded is not None and compared is not None and compared.steps:
+        _store_compared(finished, opened, bounded.evaluator, compared)
     in_vain = None if asked is None else set(asked) - set(session.run.steps)
     failure = unreadable_error(report.unreadable, opened.address, in_vain)
     if failure is not None and not request.skip_damaged:
@@ -160,19 +160,11 @@ def _hint(run: Run, config: AnyCodec) -> str:
     return f"--evaluator {found}:evaluate bounds the restore cost of every step" if found else ""
 
 
-def _store_evaluated(archive: Archive, run: Run, evaluated: Evaluated) -> None:
+def _store_compared(archive: Archive, run: Run, evaluator: BoundEvaluator, compared: Compared) -> None:
     """Store the evaluations made while an archive was written, as a comparison."""
-    steps = [row.step for row in evaluated.steps]
-    evaluator = EvaluatorId(evaluated.evaluator.spec, evaluated.evaluator.digest)
-    question = question_of(evaluator, run, steps, dict(zip(steps, [None, *steps], strict=False)))
-    compared = Compared(
-        metric=evaluated.evaluator.metric,
-        direction=Direction(evaluated.evaluator.direction),
-        device=archive.device,
-        n_samples=evaluated.n_samples,
-        standard_errors=finite_errors(evaluated.standard_errors),
-        steps=evaluated.steps,
-    )
+    steps = [row.step for row in compared.steps]
+    asked = EvaluatorId(evaluator.spec, evaluator.digest)
+    question = question_of(asked, run, steps, dict(zip(steps, [None, *steps], strict=False)))
     store = Measurements.of_archive(archive, run.directory, make=True)
     store.add("compare", question, plain_value(compared))
 
@@ -545,33 +537,13 @@ class CompressReport(Report):
         "not_seen_into=unseen.text skipped branches fates seconds mb_per_s device codec "
         "buffers=rounded_buffers optimizer_state=optimizer_state base ratio_total ratio_weights "
         "bits_per_weight raw_bytes archive_bytes relative_error large_errors bounds max_drop "
-        "max_divergence max_restore_cost decided_by=decided evaluations predicted frames=evaluated"
+        "max_divergence max_restore_cost evaluations predicted frames=evaluated"
     )
 
     @property
     def failure(self) -> CheckFailedError | None:
         """Why the chain breaks its quality bounds; None if it keeps them or has none."""
         return None if self.bound_record is None else self.bound_record.failure(self.path)
-
-    @property
-    def decided(self) -> dict[str, Any] | None:
-        """The step after the first with the lowest ratio, which limits the ratio; None without bounds.
-
-        The entries are its weight ratio, whether it is stored exactly, and its share of the tightest bound.
-        """
-        if self.bound_record is None:
-            return None
-        sizes = {frame.info.step: frame.ratio_weights for frame in self.size.frames if frame.ratio_weights}
-        known = {step: size for step, size in sizes.items() if step in self.bound_record.steps}
-        step = min(list(known)[1:] or known, key=known.__getitem__, default=None)
-        if step is None:
-            return None
-        bound_record, limits = self.bound_record.steps[step], self.bound_record.bounds.limits
-        used = [
-            (getattr(bound_record, name), limit) for name, limit in limits.items() if 0 < limit < math.inf
-        ]
-        usage = max((value / limit for value, limit in used if value is not None), default=None)
-        return {"step": step, "ratio_weights": known[step], "exact": bound_record.exact, "usage": usage}
 
     @property
     def mb_per_s(self) -> float | None:
@@ -656,20 +628,8 @@ class CompressReport(Report):
             Largest value of any step.
         evaluations : int
             States evaluated; originals are not counted.
-        decided : object?
-            Step with the lowest ratio after the first step, which limits the ratio.
-        decided.step : int
-            Training step.
-        decided.ratio_weights : float
-            Raw bytes over stored bytes of weights and buffers, including headers and indexes.
-        decided.exact : bool
-            Whether it is stored bit for bit.
-        decided.usage : float
-            Its share of the tightest bound.
         """
-        requested = (
-            {} if self.bound_record is None else {**self.bound_record.to_json(), "decided": self.decided}
-        )
+        requested = {} if self.bound_record is None else self.bound_record.to_json()
         left_out = [f"{row.path}: {row.reason}" for row in self.left_out]
         base = {} if self.size.base is None else {"base": plain_value(self.size.base)}
         shared = {} if self.part is None else {"part": self.part, "waiting": list(self.waiting)}

@@ -39,7 +39,6 @@ AnyRun = Run | PathLike
 ArchiveLike = Annotated[AnyArchive, Option(metavar="ARCHIVE")]
 RunLike = Annotated[AnyRun, Option(metavar="RUN")]
 RunOrArchive = Annotated[AnyRun | AnyArchive, Option(metavar="RUN|ARCHIVE")]
-Globs = Annotated[str | Sequence[str], Option(metavar="GLOB", many=True)]
 Size = Annotated[int | None, Option(metavar="SIZE", read=parse_size)]
 """A number of bytes; on the command line also as 4GB."""
 Device = Annotated[str, Option(metavar="auto|cpu|cuda")]

@@ -9,7 +9,6 @@ answered from the log. Rows about other content describe an earlier state.
 from __future__ import annotations
 
 import logging
-import math
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -111,13 +110,11 @@ class Measurements:
         Name of the log, without suffix.
     content
         Digest of the current content.
-    path
-        Path of the archive or run.
     """
 
-    def __init__(self, folders: Iterable[Path], name: str, content: str, path: str = "") -> None:
+    def __init__(self, folders: Iterable[Path], name: str, content: str) -> None:
         self._files = [folder / f"{name}{_SUFFIX}" for folder in dict.fromkeys(folders)]
-        self.content, self._path = content, path
+        self.content = content
 
     @classmethod
     def of_archive(
@@ -143,18 +140,17 @@ class Measurements:
             reader = archive.reader
             name = reader.archive_id.hex()
             content = content_digest(name, ((o.frame_id.hex(), o.digest.hex()) for o in reader.frames))
-        path = str(archive.path)
-        return cls(_folders(Path(path), run, make=make), name, content, path)
+        return cls(_folders(Path(archive.path), run, make=make), name, content)
 
     @classmethod
     def of_run(cls, run: Run, *, make: bool = False) -> Self:
         """Return the measurements of a run, identified by the paths, sizes and times of its files."""
         found = results_folder(run.directory, make=make)
-        return cls([] if found is None else [found / _FOLDER], _OF_RUN, run_content(run), run.address)
+        return cls([] if found is None else [found / _FOLDER], _OF_RUN, run_content(run))
 
     def add(self, kind: str, question: Mapping[str, Any], document: Mapping[str, Any]) -> None:
         """Store an answer; a failure to write is logged and not raised."""
-        row = {"v": _VERSION, "kind": kind, "at": time.time(), "content": self.content, "path": self._path}
+        row = {"v": _VERSION, "kind": kind, "at": time.time(), "content": self.content}
         row |= {"question": dict(question), "document": dict(document)}
         for file in self._files:
             try:
@@ -269,10 +265,8 @@ class Known:
         return 1 / right if abs(right - round(right)) < _TOLERANCE * n else None
 
 
-def known_comparison(
-    archive: Archive | ChainReport, run: Path | None = None, evaluator: EvaluatorId | None = None
-) -> Known | None:
-    """Return the known measurements of an archive; None if nothing was measured.
+def known_comparison(archive: Archive | ChainReport, run: Path | None = None) -> Known | None:
+    """Return the measurements of an archive by the evaluator that measured last; None without any.
 
     Parameters
     ----------
@@ -280,8 +274,6 @@ def known_comparison(
         The archive.
     run
         The directory of its run, if known (`Measurements.of_archive`).
-    evaluator
-        The evaluator; by default the one that measured last.
 
     Returns
     -------
@@ -293,7 +285,7 @@ def known_comparison(
         rows = list(found.rows("compare", earlier=earlier))
         if earlier and rows:  # Use a single earlier state of the archive.
             rows = [row for row in rows if row.content == rows[0].content]
-        known = merged(rows, evaluator)
+        known = merged(rows)
         if known is not None:
             return replace(known, archive=str(archive.path), is_current=not earlier)
     return None
@@ -372,8 +364,3 @@ def question_of(
         "run": {str(step): run.identity(step) for step in sorted(looked_at)},
         "before": {str(step): before.get(step) for step in steps},
     }
-
-
-def finite_errors(errors: Mapping[int, float | None]) -> dict[int, float]:
-    """Return the known, finite standard errors, by step."""
-    return {step: error for step, error in errors.items() if error is not None and math.isfinite(error)}

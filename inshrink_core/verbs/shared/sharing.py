@@ -13,7 +13,7 @@ from inshrink_core.execution.engines import Task, Work, engine_of
 from inshrink_core.execution.process import ignore_numba_file
 from inshrink_core.execution.progress import OnProgress
 from inshrink_core.execution.threads import prepare_process
-from inshrink_core.request import fields_of, request_from_json
+from inshrink_core.request import request_from_json
 
 _PERFORM: Final = "inshrink_core.verbs.shared.sharing:perform_part"
 
@@ -48,11 +48,10 @@ def shared_out(request: Any, n_parts: Callable[[int], int] = int) -> list[Any]:
                 f"workers cannot be given the object in '{name}'", remedy="say it by its path or its name"
             )
     fields = {name: value for name, value in asked["fields"].items() if name not in ("engine", "workers")}
-    is_threaded = any(field.name == "threads" for field in fields_of(type(request)))
 
     def tasks(about: int, threads: int) -> Sequence[Task]:
         n = n_parts(about)
-        more = {"threads": threads} if is_threaded else {}
+        more = {"threads": threads} if hasattr(request, "threads") else {}
         parts = (fields | more | {"part": f"{at + 1}/{n}"} for at in range(n))
         about_code = None if trusted is None else sorted(trusted)
         given = ({"request": asked | {"fields": part}, "trusted": about_code} for part in parts)

@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 import torch
 
-from inshrink_core.chain import ChainConfig, ChainState, step_gain
+from inshrink_core.chain import ChainConfig, ChainState
 from inshrink_core.checkpoint import TensorRole
 from inshrink_core.codec import Encoded, FrameContext, TensorInput, TensorReference, get_codec
 from inshrink_core.codecs.lossless import LosslessCodec
 from inshrink_core.frame import Block
+from inshrink_lab.bench.gain import RestoreGain, step_gain
 from tests.builders import memory_checkpoint, seeded
 
 
@@ -67,8 +68,7 @@ class Case:
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
 def test_a_codec_that_keeps_a_share_of_the_movement_has_that_gain(share):
-    found = Case().measure(Damped(share=share))
-    assert found.step == 2
+    found = RestoreGain.of(Case().measure(Damped(share=share)).values())
     assert found.gain == pytest.approx(share, abs=1e-5)
     assert found.noise == pytest.approx((1 - share) ** 2, abs=1e-5)
 
@@ -98,9 +98,9 @@ def test_a_step_is_pooled_by_movement_not_by_tensor():
             return Damped(share=1.0 if item.spec.key == "a" else 0.0).encode(item, plan, reference)
 
     found = Case(weights=("a", "b")).measure(Selective())
-    gains = {row.key: row.gain for row in found.tensors}
+    gains = {key: RestoreGain.of([row]).gain for key, row in found.items()}
     assert gains == {"a": pytest.approx(1.0, abs=1e-5), "b": pytest.approx(0.0, abs=1e-5)}
-    assert found.gain == pytest.approx(0.5, abs=1e-5)
+    assert RestoreGain.of(found.values()).gain == pytest.approx(0.5, abs=1e-5)
 
 
 def test_what_does_not_move_has_no_gain():
@@ -108,7 +108,7 @@ def test_what_does_not_move_has_no_gain():
     codec = LosslessCodec()
     state = codec.encode(_item(frozen[0], "w"), None, None).reference
     found = step_gain(chain_of(codec), *frozen, ChainState(references={"w": state}))
-    assert (found.gain, found.noise, found.tensors[0].gain) == (None, None, None)
+    assert RestoreGain.of(found.values()) == (None, None)
 
 
 def test_values_that_are_not_finite_count_for_nothing():
@@ -116,8 +116,8 @@ def test_values_that_are_not_finite_count_for_nothing():
     new = torch.tensor([2.0, 1.0, float("nan"), 5.0])
     before, after = memory_checkpoint(1, {"w": old}), memory_checkpoint(2, {"w": new})
     found = step_gain(chain_of(Damped(share=1.0)), before, after, ChainState(references={"w": State(old)}))
-    assert (found.gain, found.noise) == (1.0, 0.0)
-    assert found.tensors[0].movement == 1.0
+    assert RestoreGain.of(found.values()) == (1.0, 0.0)
+    assert found["w"].squared_before == 1.0
 
 
 def test_buffers_integers_and_tensors_that_are_new_are_left_out():
@@ -126,7 +126,7 @@ def test_buffers_integers_and_tensors_that_are_new_are_left_out():
     after = memory_checkpoint(2, tensors | {"count": torch.tensor([3])})
     states = {key: State(before[key]) for key in before}
     found = step_gain(chain_of(Damped(share=1.0)), before, after, ChainState(references=states))
-    assert [row.key for row in found.tensors] == ["w"]
+    assert list(found) == ["w"]
 
 
 @pytest.mark.parametrize("name", ["lossless", "lattice"])
@@ -138,7 +138,7 @@ def test_half_precision_weights_are_measured_too(name):
     plan = codec.plan([item.spec], [codec.observe(item, None)])
     state = codec.encode(item, plan, None).reference
     found = step_gain(chain_of(codec), before, after, ChainState(references={"w": state}))
-    assert found.gain == pytest.approx(1.0, abs=0.3)
+    assert RestoreGain.of(found.values()).gain == pytest.approx(1.0, abs=0.3)
 
 
 def _item(checkpoint, key):
