@@ -159,19 +159,15 @@ class ReadableFile(Closing):
                 return
         raise DamagedError("the object changed while it was opened", where=path, remedy=OPEN_AGAIN)
 
-    def expect(self, spans: Iterable[tuple[int, int]], *, compared: bool = True) -> None:
+    def expect(self, spans: Iterable[tuple[int, int]]) -> None:
         """Prefetch spans (offset, size) that are read soon; a remote file fetches them in one batch."""
         if self._content is not None:
-            self._content.fill(spans, compared=compared)
+            self._content.fill(spans)
 
     @property
     def is_elsewhere(self) -> bool:
         """Whether the file is remote, so that its bytes are fetched when read."""
         return self._content is not None
-
-    def is_here(self, offset: int, n_bytes: int) -> bool:
-        """Return whether a span of bytes can be read without fetching it."""
-        return self._content is None or self._content.is_here(offset, n_bytes)
 
     def assume(self, ranges: Iterable[tuple[int, bytes, int]]) -> None:
         """Register expected bytes; reads at an offset, or up to an end, are first compared with them.
@@ -197,12 +193,12 @@ class ReadableFile(Closing):
         """Close the file."""
         os.close(self._descriptor)
 
-    def read(self, offset: int, n_bytes: int, *, compared: bool = True) -> bytes:
-        """Return exactly `n_bytes` bytes from `offset`, `compared` with bytes registered for that span."""
+    def read(self, offset: int, n_bytes: int) -> bytes:
+        """Return exactly `n_bytes` bytes from `offset`."""
         if offset < 0 or n_bytes < 0 or offset + n_bytes > self.nbytes:
             expected, found = f"{n_bytes} bytes at offset {offset}", f"{self.nbytes} bytes in all"
             raise damaged(self, "the file is shorter than its records need", expected=expected, found=found)
-        self.expect([(offset, n_bytes)], compared=compared)
+        self.expect([(offset, n_bytes)])
         if n_bytes <= 4096:
             # Opening a run does thousands of small reads: avoid the buffer and the loop.
             try:
@@ -213,16 +209,6 @@ class ReadableFile(Closing):
                 self.counter.add(n_bytes)
                 return data
         return bytes(self.read_into(offset, memoryview(bytearray(n_bytes))))
-
-    def will_need(self, offset: int, n_bytes: int) -> None:
-        """Have the system read a span into its page cache.
-
-        A sampled file is read completely later, and many small reads from a disk take longer than one large
-        read.
-        """
-        if hasattr(os, "posix_fadvise"):
-            with contextlib.suppress(OSError):
-                os.posix_fadvise(self._descriptor, offset, n_bytes, os.POSIX_FADV_WILLNEED)
 
     def read_into(self, offset: int, target: memoryview) -> memoryview:
         """Fill a writable buffer of bytes from `offset`, and return it."""
@@ -247,8 +233,8 @@ class Readable(Protocol):
     path: Path
     nbytes: int
 
-    def read(self, offset: int, n_bytes: int, *, compared: bool = True) -> bytes:
-        """Return exactly `n_bytes` bytes from `offset`, `compared` with bytes registered for that span."""
+    def read(self, offset: int, n_bytes: int) -> bytes:
+        """Return exactly `n_bytes` bytes from `offset`."""
         ...
 
 
@@ -265,12 +251,12 @@ class Window:
         self.path, self.nbytes = file.path, nbytes
         self._file, self._offset = file, offset
 
-    def read(self, offset: int, n_bytes: int, *, compared: bool = True) -> bytes:
+    def read(self, offset: int, n_bytes: int) -> bytes:
         """Return exactly `n_bytes` bytes from `offset`."""
         if offset < 0 or n_bytes < 0 or offset + n_bytes > self.nbytes:
             what = f"a zip of {self.nbytes} bytes within the file is shorter than its records need"
             raise DamagedError(what, where=str(self.path))
-        return self._file.read(self._offset + offset, n_bytes, compared=compared)
+        return self._file.read(self._offset + offset, n_bytes)
 
 
 class Fate(StrEnum):
