@@ -24,7 +24,7 @@ from inshrink_core.errors import DamagedError, clipped
 from inshrink_core.formats.checkpoints import Contents, FilesReader, read_weight_files
 from inshrink_core.formats.content import FileContent, TorchFile
 from inshrink_core.formats.discovery import TRAINER_STATE
-from inshrink_core.formats.disk import Access, ReadableFile, is_dir, is_file, scan
+from inshrink_core.formats.disk import Access, ReadableFile, is_dir, is_file, missing, scan
 from inshrink_core.formats.names import is_numbered
 from inshrink_core.formats.state_tree import Piece, Placed, StateTree, read_state_tree, strip_wrappers
 from inshrink_core.formats.torch.pickles import StorageRef, TensorRef
@@ -158,7 +158,7 @@ class _Tag:
         for mp_rank in sorted({int(of[2]) for name in self._numbers if (of := _FILE.match(name))}):
             models, ranks = (self._files_of(mp_rank, kind) for kind in ("model", "optim"))
             if 0 not in models:
-                raise self._missing(f"mp_rank_{mp_rank:02d}_model_states.pt", 0)
+                raise missing(self._folder, f"mp_rank_{mp_rank:02d}_model_states.pt")
             model_rank = _ModelRank(list(models.values()), list(ranks.values()))
             for rows in (ranks, models) if model_rank.is_stage_3 else (ranks,):
                 self._require_ranks(rows, model_rank)
@@ -178,17 +178,12 @@ class _Tag:
 
     def _require_ranks(self, files: Mapping[int, _File], held: _ModelRank) -> None:
         if not files and held.is_partitioned:
-            raise self._missing("*_optim_states.pt", 0)
+            raise missing(self._folder, "*_optim_states.pt")
         # With many files missing, the first gap is at most one past the number of files present.
         for rank in range(min(held.n_ranks, len(files) + 1)):
             if rank not in files:
                 example = files[min(files)].path.name
-                raise self._missing(re.sub(r"pp_rank_\d+", f"pp_rank_{rank}", example), rank)
-
-    def _missing(self, name: str, rank: int) -> DamagedError:
-        what = f"the file of rank {rank} is missing: '{clipped(name)}'"
-        remedy = "the checkpoint may be half-written: wait, or fetch the files of all ranks"
-        return DamagedError(what, where=str(self._folder), remedy=remedy)
+                raise missing(self._folder, re.sub(r"pp_rank_\d+", f"pp_rank_{rank}", example))
 
 
 def _apart(tree: StateTree, prefix: str, called: set[str]) -> StateTree:

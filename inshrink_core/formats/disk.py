@@ -244,6 +244,12 @@ def damaged(file: Readable, what: str, **facts: str) -> DamagedError:
     return DamagedError(what, where=str(file.path), remedy=remedy, **facts)
 
 
+def missing(folder: Path, name: str) -> DamagedError:
+    """Return the error for a checkpoint in a folder that lacks one of its files."""
+    remedy = "the checkpoint may be half-written: wait, or fetch the rest"
+    return DamagedError(f"the file '{clipped(name)}' is missing", where=str(folder), remedy=remedy)
+
+
 class Window:
     """A span of bytes of an open file, readable as a file."""
 

@@ -23,7 +23,7 @@ from inshrink_core.errors import DamagedError, InputError, InshrinkError, NotFou
 from inshrink_core.formats.checksums import PackedZip
 from inshrink_core.formats.content import MAX_EXTENT, FileContent, place
 from inshrink_core.formats.discovery import METADATA as METADATA
-from inshrink_core.formats.disk import Access, FileStamp, ReadableFile, Window, check_names
+from inshrink_core.formats.disk import Access, FileStamp, ReadableFile, Window, check_names, missing
 from inshrink_core.formats.state_tree import (
     MODEL_KEYS,
     OPTIMIZER_KEYS,
@@ -227,9 +227,7 @@ class _Files:
             try:
                 self.stamps[name] = access.admit(path)
             except NotFoundError as error:
-                what = f"the file '{clipped(name)}' of shards is missing"
-                remedy = "fetch the files of all ranks"
-                raise DamagedError(what, where=str(root), remedy=remedy) from error
+                raise missing(root, name) from error
             self._files[name] = stack.enter_context(ReadableFile(path, access.counter, self.stamps[name]))
             self.entries[name] = []
             ends = [(item.offset, item.offset + item.nbytes) for item in row]
