@@ -198,16 +198,6 @@ class ReadableFile(Closing):
         if offset < 0 or n_bytes < 0 or offset + n_bytes > self.nbytes:
             expected, found = f"{n_bytes} bytes at offset {offset}", f"{self.nbytes} bytes in all"
             raise damaged(self, "the file is shorter than its records need", expected=expected, found=found)
-        self.expect([(offset, n_bytes)])
-        if n_bytes <= 4096:
-            # Opening a run does thousands of small reads: avoid the buffer and the loop.
-            try:
-                data = os.pread(self._descriptor, n_bytes, offset)
-            except OSError as error:
-                raise StorageError(f"reading failed: {error.strerror}", where=str(self.path)) from error
-            if len(data) == n_bytes:
-                self.counter.add(n_bytes)
-                return data
         return bytes(self.read_into(offset, memoryview(bytearray(n_bytes))))
 
     def read_into(self, offset: int, target: memoryview) -> memoryview:
