@@ -14,7 +14,6 @@ import functools
 import itertools
 import math
 import re
-from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple
@@ -26,7 +25,7 @@ from inshrink_core.formats.content import FileContent, TorchFile
 from inshrink_core.formats.discovery import TRAINER_STATE
 from inshrink_core.formats.disk import Access, ReadableFile, is_dir, is_file, missing, scan
 from inshrink_core.formats.names import is_numbered
-from inshrink_core.formats.state_tree import Piece, Placed, StateTree, read_state_tree, strip_wrappers
+from inshrink_core.formats.state_tree import Placed, StateTree, read_state_tree, strip_wrappers
 from inshrink_core.formats.torch.pickles import StorageRef, TensorRef
 
 _FILE: Final = re.compile(
@@ -217,6 +216,21 @@ class _Parameter(NamedTuple):
     runs: list[_Run]
 
 
+def _runs(vectors: Iterable[tuple[int, int, int]], at: int, start: int, stop: int) -> list[_Run]:
+    """Return the runs of the elements from `start` to `stop`, which are at `at` in consecutive vectors.
+
+    Each vector is given by its rank, its group and its size.
+    """
+    found = []
+    end = at + stop - start
+    for rank, group, size in vectors:
+        first, last = max(at, 0), min(end, size)
+        if first < last:
+            found.append(_Run(start + first - at, start + last - at, rank, group, first))
+        at, end = at - size, end - size
+    return found
+
+
 _Vectors = list[dict[int, Placed]]
 """For each rank, the group vectors by group number."""
 
@@ -344,11 +358,8 @@ class _ModelRank:
                 if numel:
                     if not part or at + numel > part * len(self.ranks):
                         raise self._too_short(name)
-                    runs = []
-                    for rank in range(at // part, (at + numel - 1) // part + 1):
-                        first, last = max(0, rank * part - at), min(numel, (rank + 1) * part - at)
-                        runs.append(_Run(first, last, rank, number, max(0, at - rank * part)))
-                    found.append(_Parameter(name, shape, runs))
+                    vectors = ((rank, number, part) for rank in range(len(self.ranks)))
+                    found.append(_Parameter(name, shape, _runs(vectors, at, 0, numel)))
                 extra = padding[i] if isinstance(padding, list) and i < len(padding) else 0
                 at += numel + (extra if type(extra) is int and extra > 0 else 0)
         return found
@@ -357,24 +368,18 @@ class _ModelRank:
         self, shapes: Iterable[tuple[str, tuple[int, ...], int]], sizes: Sequence[int]
     ) -> list[_Parameter]:
         """Return parameters cut into equal parts, one per rank; the parts of a rank are contiguous."""
-        ends = list(itertools.accumulate(sizes))
         found: list[_Parameter] = []
         at = 0
         for name, shape, numel in shapes:
             if not numel:
                 continue
             part = -(-numel // len(self.ranks))
-            if not ends or at + part > ends[-1]:
+            if at + part > sum(sizes):
                 raise self._too_short(name)
-            runs = []
+            runs: list[_Run] = []
             for rank in range(-(-numel // part)):
-                first, last = rank * part, min(numel, (rank + 1) * part)
-                while first < last:
-                    begun = at + first - rank * part
-                    group = bisect_right(ends, begun)
-                    stop = min(last, first + ends[group] - begun)
-                    runs.append(_Run(first, stop, rank, group, begun - (ends[group] - sizes[group])))
-                    first = stop
+                vectors = ((rank, group, size) for group, size in enumerate(sizes))
+                runs += _runs(vectors, at, rank * part, min(numel, (rank + 1) * part))
             found.append(_Parameter(name, shape, runs))
             at += part
         return found
@@ -427,7 +432,7 @@ def _placed(
     DamagedError
         A required part of a rank is missing or too short, or a part has another dtype.
     """
-    pieces: list[Piece] = []
+    parts: list[tuple[Box, int, Placed]] = []
     dtype = ""
     for run in parameter.runs:
         if run.rank >= len(files):
@@ -446,12 +451,9 @@ def _placed(
         # Boxes are cached: masters, moments and all steps share them.
         for box in _boxes(run.start, run.stop, parameter.shape):
             nbytes = math.prod(box.sizes) * itemsize
-            full = box.sizes == parameter.shape
-            placed = Placed(dtype, box.sizes, None, offset, nbytes)
-            pieces.append(Piece(None if full else box, file.number, placed))
+            parts.append((box, file.number, Placed(dtype, box.sizes, None, offset, nbytes)))
             offset += nbytes
-    nbytes = math.prod(parameter.shape) * DTYPE_SIZES[dtype]
-    return Placed(dtype, parameter.shape, None, pieces[0].placed.offset, nbytes, tuple(pieces))
+    return Placed.joined(dtype, parameter.shape, parts)
 
 
 @functools.lru_cache(maxsize=1 << 16)
