@@ -21,7 +21,7 @@ from isal.isal_zlib import crc32
 
 from inshrink_core.errors import ChecksumError, DamagedError, InshrinkError, clipped
 from inshrink_core.execution.resources import new_buffer
-from inshrink_core.formats.disk import ByteCounter, Readable, ReadableFile, Window, is_file
+from inshrink_core.formats.disk import ByteCounter, Readable, ReadableFile, Window, is_file, stamp_of
 from inshrink_core.formats.torch.zip import CheckedEntry, is_zip, read_entries
 
 _PAGE: Final = 1 << 16
@@ -100,7 +100,7 @@ def _listed(path: Path) -> Iterator[tuple[str, str]]:
     if os.path.islink(path) or not is_file(path):  # noqa: PTH114 - the name may be too long for a Path
         return
     try:
-        with ReadableFile(path, ByteCounter()) as file:
+        with ReadableFile(path, ByteCounter(), stamp_of(path)) as file:
             text = file.read(0, min(file.nbytes, _MAX_DIGEST_FILE_BYTES)).decode(errors="replace")
     except InshrinkError:
         return

@@ -26,7 +26,7 @@ from inshrink_core.errors import (
     UnsafePathError,
     clipped,
 )
-from inshrink_core.execution.files import Closing
+from inshrink_core.execution.files import Closing, open_regular
 from inshrink_core.execution.mirror import OPEN_AGAIN, Content, mirror_of
 
 MAX_JSON_BYTES: Final = 256 << 20
@@ -108,39 +108,34 @@ class ReadableFile(Closing):
 
     Raises
     ------
+    NotFoundError
+        The file no longer exists.
+    StorageError
+        The system refused, or the path no longer has a regular file.
     DamagedError
         The file changed since `unchanged`, or is shorter than a read requires.
     """
 
-    def __init__(self, path: Path, counter: ByteCounter, unchanged: FileStamp | None = None) -> None:
-        self.path, self.counter = path, counter
-        # Open without blocking: a pipe instead of a checkpoint must not hang the reader.
-        flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-        flags |= 0 if unchanged is None else getattr(os, "O_NOFOLLOW", 0)
+    def __init__(self, path: Path, counter: ByteCounter, unchanged: FileStamp) -> None:
+        self.path, self.counter, self.nbytes = path, counter, unchanged.nbytes
         try:
-            self._descriptor = os.open(path if unchanged is None else unchanged.real_path, flags)
+            self._descriptor = open_regular(unchanged.real_path, follow=False)
         except FileNotFoundError as error:
             raise NotFoundError("there is no such file any more", where=str(path)) from error
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise StorageError(f"the file cannot be opened: {reason}", where=str(path)) from error
+        except OSError as error:
+            raise StorageError(f"the file cannot be opened: {error.strerror}", where=str(path)) from error
         try:
-            self.nbytes = self._require(unchanged)
-            self._content = self._elsewhere(os.fspath(path) if unchanged is None else unchanged.real_path)
+            self._require(unchanged)
+            self._content = self._elsewhere(unchanged.real_path)
         except BaseException:
             self.close()
             raise
 
-    def _require(self, unchanged: FileStamp | None) -> int:
-        """Check that the open file is regular, and matches a stamp and its path; return its size."""
+    def _require(self, unchanged: FileStamp) -> None:
         found = os.fstat(self._descriptor)
-        if unchanged is not None:
-            as_before = (found.st_size, found.st_mtime_ns) == unchanged[1:]
-            if not (as_before and self._is_at(unchanged.real_path)):
-                raise DamagedError(CHANGED, where=str(self.path), remedy=OPEN_AGAIN)
-        if not stat.S_ISREG(found.st_mode):
-            raise NotFoundError("not a regular file", where=str(self.path))
-        return found.st_size
+        is_same = (found.st_size, found.st_mtime_ns) == unchanged[1:]
+        if not (is_same and self._is_at(unchanged.real_path)):
+            raise DamagedError(CHANGED, where=str(self.path), remedy=OPEN_AGAIN)
 
     def _elsewhere(self, path: str) -> Content | None:
         """Return the block cache's content of a remote file and redirect the descriptor to it."""
