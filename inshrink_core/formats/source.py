@@ -91,7 +91,7 @@ class FileSource:
             if name not in self._checks:
                 tensors = self._extents.get(name, [])
                 accepted = [item for item in self.accepted if item.file == name]
-                digest = digest_beside(self._paths[name], file.nbytes)
+                digest = digest_beside(self._paths[name])
                 zips = self._zips.get(name, ())
                 self._checks[name] = FileChecks(file, name, tensors, digest, accepted, zips)
             return self._checks[name]
