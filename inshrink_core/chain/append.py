@@ -39,6 +39,7 @@ from inshrink_core.chain.sizes import frame_size
 from inshrink_core.checkpoint import Checkpoint, TensorSource, TensorSpec
 from inshrink_core.codec import FALLBACK_CODEC, TensorReference, get_codec
 from inshrink_core.errors import NotFoundError
+from inshrink_core.formats.disk import holding_files
 from inshrink_core.formats.source import FileSource
 from inshrink_core.frame import FrameInfo, FrameKind
 
@@ -232,6 +233,7 @@ class ChainWriter:
             states = self._references or {}
             self.unchanged = unchanged_keys(self.archive, self.parent, stored, states, budget)
 
+    @holding_files()
     def append(
         self,
         checkpoint: Checkpoint,

@@ -125,16 +125,16 @@ class ReadableFile(Closing):
         except OSError as error:
             raise StorageError(f"the file cannot be opened: {error.strerror}", where=str(path)) from error
         try:
-            self._require(unchanged)
+            self.require(unchanged, self._is_at(unchanged.real_path))
             self._content = self._elsewhere(unchanged.real_path)
         except BaseException:
             self.close()
             raise
 
-    def _require(self, unchanged: FileStamp) -> None:
+    def require(self, unchanged: FileStamp, is_there: bool = True) -> None:
+        """Check that the open file matches a stamp and is still at its path."""
         found = os.fstat(self._descriptor)
-        is_same = (found.st_size, found.st_mtime_ns) == unchanged[1:]
-        if not (is_same and self._is_at(unchanged.real_path)):
+        if not is_there or (found.st_size, found.st_mtime_ns) != unchanged[1:]:
             raise DamagedError(CHANGED, where=str(self.path), remedy=OPEN_AGAIN)
 
     def _elsewhere(self, path: str) -> Content | None:
@@ -210,6 +210,59 @@ class ReadableFile(Closing):
             done += part
         self.counter.add(wanted)
         return target
+
+
+_MAX_IDLE: Final = 16
+"""Maximum number of files that stay open between reads; enough for threads that read different files."""
+
+_idle: list[tuple[FileStamp, ReadableFile]] = []
+_n_holding = 0
+_lock = threading.Lock()
+
+
+@contextlib.contextmanager
+def holding_files() -> Iterator[None]:
+    """Keep files open between reads (`reading`) in all threads while the context is active.
+
+    Opening a file and verifying that it is unchanged takes longer than reading a small tensor.
+    """
+    global _n_holding
+    with _lock:
+        _n_holding += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _n_holding -= 1
+            closed = [] if _n_holding else _idle.copy()
+            del _idle[: len(closed)]
+        for _, file in closed:
+            file.close()
+
+
+@contextlib.contextmanager
+def reading(path: Path, counter: ByteCounter, unchanged: FileStamp) -> Iterator[ReadableFile]:
+    """Yield an open file: a new `ReadableFile`, or an idle one that has not changed since."""
+    with _lock:
+        alike = (item for item in _idle if item[0] == unchanged and item[1].counter is counter)
+        left = next(alike, None)
+        if left is not None:
+            _idle.remove(left)
+    file = ReadableFile(path, counter, unchanged) if left is None else left[1]
+    try:
+        if left is not None:
+            file.require(unchanged)
+        yield file
+    except BaseException:
+        file.close()
+        raise
+    with _lock:
+        closed = [file]
+        if _n_holding and not file.is_elsewhere:
+            _idle.append((unchanged, file))
+            closed = [_idle.pop(0)[1]] if len(_idle) > _MAX_IDLE else []
+    for item in closed:
+        item.close()
 
 
 class Readable(Protocol):

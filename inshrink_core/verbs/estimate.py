@@ -319,6 +319,7 @@ class Estimate(Stepping, Asking, EvaluatorRequest, Writing, Computing, Reading, 
 
     def perform(self) -> EstimateReport:
         """Estimate each configuration."""
+        from inshrink_core.formats.disk import holding_files
         from inshrink_core.search.search import choose_steps, known_trials
 
         begun = time.perf_counter()
@@ -334,8 +335,9 @@ class Estimate(Stepping, Asking, EvaluatorRequest, Writing, Computing, Reading, 
         known_at = {} if found is None else found.document | {"measured_at": found.at}
         report = read_as(EstimateReport, known_at) if known_at else None
         if report is None:
-            sample = _Sample.of(opened, chosen, self.tried, known, len(configs))
-            first, *others = self._estimated(sample, configs)
+            with holding_files():
+                sample = _Sample.of(opened, chosen, self.tried, known, len(configs))
+                first, *others = self._estimated(sample, configs)
             seconds = time.perf_counter() - begun
             report = replace(first, each=tuple(others), seconds=seconds if others else first.seconds)
             store.add("estimate", question, report.to_json())

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from inshrink_core.checkpoint import FLOATS, MODEL_ROLES, Checkpoint, TensorRole
 from inshrink_core.errors import InshrinkError
+from inshrink_core.formats.disk import holding_files
 from inshrink_core.formats.matching.laws import (
     Claims,
     Matching,
@@ -222,6 +223,7 @@ class Evidence:
         return {key: margin for group in self._classes for key, margin in group.margins(claims).items()}
 
 
+@holding_files()
 def gather(
     steps: Sequence[int],
     slots: Sequence[Slot],
