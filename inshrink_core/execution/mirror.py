@@ -122,10 +122,8 @@ class Content:
         self.nbytes_here = self.used = 0
         """Number of cached bytes, and time of the last use by `_CLOCK`."""
 
-    def fill(self, spans: Iterable[tuple[int, int]], *, compared: bool = True) -> None:
+    def fill(self, spans: Iterable[tuple[int, int]]) -> None:
         """Fetch spans that are not cached, each an offset and a size; compare the bytes assumed there.
-
-        Without `compared` nothing is compared; use it if no tensor is read.
 
         Raises
         ------
@@ -137,7 +135,7 @@ class Content:
             The store, or the local disk, refused.
         """
         spans = [span for span in spans if span[1] > 0]
-        due = [found for span in spans for found in self._assumed_about(*span)] if compared else []
+        due = [found for span in spans for found in self._assumed_about(*span)]
         asked = [self._blocks(*span) for span in [*spans, *((at, len(expected)) for at, expected, _ in due)]]
         if not self._has(asked):
             with self._lock:
@@ -163,10 +161,6 @@ class Content:
                 break
             if found[2] > offset:
                 yield found
-
-    def is_here(self, offset: int, nbytes: int) -> bool:
-        """Return whether bytes are cached."""
-        return self._has([self._blocks(offset, nbytes)])
 
     def _has(self, asked: Iterable[tuple[int, int]]) -> bool:
         return all(self._have.find(0, first, end) < 0 for first, end in asked)

@@ -17,7 +17,6 @@ from inshrink_core.errors import (
     InshrinkError,
     NotCheckpointError,
     UnsafePickleError,
-    clipped,
 )
 from inshrink_core.formats.assembly import ParsedCheckpoint, assemble
 from inshrink_core.formats.content import FileContent, read_content
@@ -29,7 +28,16 @@ from inshrink_core.formats.discovery import (
     has_weight_suffix,
     is_weight_file,
 )
-from inshrink_core.formats.disk import Access, ReadableFile, Skipped, is_dir, is_file, natural_key, scan
+from inshrink_core.formats.disk import (
+    Access,
+    ReadableFile,
+    Skipped,
+    is_dir,
+    is_file,
+    missing,
+    natural_key,
+    scan,
+)
 from inshrink_core.formats.distributed import SHARDS, read_distributed
 from inshrink_core.formats.names import RANK, read_name
 from inshrink_core.formats.readers import Reader
@@ -116,13 +124,8 @@ def _index_shards(root: Path, index: str, access: Access) -> dict[str, set[str]]
         shards.setdefault(shard, set()).add(name)
     for shard in shards:
         if not is_file(root / shard):
-            raise _missing(root, clipped(shard))
+            raise missing(root, shard)
     return shards
-
-
-def _missing(root: Path, shard: str) -> DamagedError:
-    remedy = "the checkpoint may be half-written: wait, or fetch the rest"
-    return DamagedError(f"shard '{shard}' is missing", where=str(root), remedy=remedy)
 
 
 def _require_all_shards(root: Path, names: Collection[str]) -> None:
@@ -131,7 +134,7 @@ def _require_all_shards(root: Path, names: Collection[str]) -> None:
         for i in range(1, min(int(n_shards), _MAX_FILES) + 1):
             wanted = f"{stem}-{i:05d}-of-{n_shards}.{suffix}"
             if wanted not in names:
-                raise _missing(root, wanted)
+                raise missing(root, wanted)
 
 
 def trainer_step(path: Path | None, access: Access) -> tuple[tuple[str, int], ...]:
@@ -438,9 +441,7 @@ class DistributedReader(FilesReader):
         contents: dict[str, FileContent] = {}
         for part in _parts(path):
             if not is_file(part / METADATA):
-                what = f"a distributed checkpoint without '{METADATA}', which is written last"
-                remedy = "it may be half-written: wait, or remove it"
-                raise DamagedError(what, where=str(part), remedy=remedy)
+                raise missing(part, METADATA)
             items = read_distributed(part, access, len(contents))
             prefix = "" if part == path else f"{part.name}/"
             contents |= {prefix + name: content for name, content in items.items()}

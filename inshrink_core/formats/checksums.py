@@ -15,13 +15,13 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from isal.isal_zlib import crc32
 
 from inshrink_core.errors import ChecksumError, DamagedError, InshrinkError, clipped
 from inshrink_core.execution.resources import new_buffer
-from inshrink_core.formats.disk import ByteCounter, Readable, ReadableFile, Window, is_file
+from inshrink_core.formats.disk import ByteCounter, Readable, ReadableFile, Window, is_file, stamp_of
 from inshrink_core.formats.torch.zip import CheckedEntry, is_zip, read_entries
 
 _PAGE: Final = 1 << 16
@@ -30,16 +30,11 @@ _CHUNK: Final = 1 << 24
 
 _MAX_DIGEST_FILE_BYTES: Final = 1 << 20
 _SHA256: Final = re.compile(r"[0-9a-fA-F]{64}")
-_GIT_SHA1: Final = re.compile(r"[0-9a-f]{40}")
 
 
 class Digest(NamedTuple):
-    """A digest of a whole file, and its origin.
+    """The SHA-256 of a whole file, and its origin."""
 
-    `kind` is ``sha256``, or ``git`` for git's SHA-1 of a file's content.
-    """
-
-    kind: str
     value: str
     origin: str
 
@@ -65,32 +60,27 @@ class PackedZip(NamedTuple):
     optional: bool
 
 
-def digest_beside(path: Path, nbytes: int) -> Digest | None:
+def digest_beside(path: Path) -> Digest | None:
     """Return the known digest of a file; None if it has none.
 
     Parameters
     ----------
     path
         The file, under its name in the run.
-    nbytes
-        Its size in bytes; a git digest includes it.
 
     Notes
     -----
-    Supports three conventions: a blob in the Hugging Face cache is named after its digest; a file
+    Supports three conventions: a large blob in the Hugging Face cache is named after its digest; a file
     ``NAME.sha256`` beside the file; a line for it in ``SHA256SUMS`` beside it.
     """
     real = Path(os.path.realpath(path))
-    if real.parent.name == "blobs" and path.is_symlink():
-        if _SHA256.fullmatch(real.name):
-            return Digest("sha256", real.name.lower(), str(real))
-        if _GIT_SHA1.fullmatch(real.name):
-            return Digest("git", real.name, str(real))
+    if real.parent.name == "blobs" and path.is_symlink() and _SHA256.fullmatch(real.name):
+        return Digest(real.name.lower(), str(real))
     for beside in (f"{path.name}.sha256", "SHA256SUMS"):
         for value, name in _listed(path.parent / beside):
             # A digest without a name belongs to the file that its own name refers to.
             if name.rpartition("/")[2] == path.name or not (name or beside == "SHA256SUMS"):
-                return Digest("sha256", value, str(path.parent / beside))
+                return Digest(value, str(path.parent / beside))
     return None
 
 
@@ -100,7 +90,7 @@ def _listed(path: Path) -> Iterator[tuple[str, str]]:
     if os.path.islink(path) or not is_file(path):  # noqa: PTH114 - the name may be too long for a Path
         return
     try:
-        with ReadableFile(path, ByteCounter()) as file:
+        with ReadableFile(path, ByteCounter(), stamp_of(path)) as file:
             text = file.read(0, min(file.nbytes, _MAX_DIGEST_FILE_BYTES)).decode(errors="replace")
     except InshrinkError:
         return
@@ -236,11 +226,7 @@ class FileChecks:
 
     def _pass_over(self, file: ReadableFile, span: CheckedEntry, pages: list[int]) -> tuple[int, str]:
         """Read a span once; return its CRC-32 and its digest, and record the CRC-32 of each page."""
-        hasher: Any = None
-        if span is self._full_span and self.digest is not None:
-            is_git = self.digest.kind == "git"
-            hasher = hashlib.sha1(usedforsecurity=False) if is_git else hashlib.sha256()
-            hasher.update(b"blob %d\0" % span.nbytes if is_git else b"")
+        hasher = hashlib.sha256() if span is self._full_span else None
         crc = 0
         for at in range(0, span.nbytes, _CHUNK):
             chunk = file.read_into(span.offset + at, new_buffer(min(_CHUNK, span.nbytes - at)))

@@ -35,9 +35,6 @@ _TAR_AT: Final = 257
 
 _TEXT: Final = re.compile(rb"[\t\n\r -~]+")
 
-MAX_EXTENT: Final = 1 << 62
-"""Bound for the product of an empty tensor's extents, counting 0 as 1; PyTorch's strides have 64 bits."""
-
 
 class FileContent(NamedTuple):
     """The header content of one weight file.
@@ -80,16 +77,13 @@ def place(ref: TensorRef, entry: ZipEntry | None, where: str) -> Placed | None:
     if entry is None:
         raise DamagedError(f"storage '{ref.storage.key[:40]}' is missing from the zip", where=where)
     shape, stride = ref.shape, ref.stride
-    numel, extent, reach, contiguous = 1, 1, 1, True
+    numel, extent, contiguous = 1, 1, True
     for size, step in zip(shape[::-1], stride[::-1], strict=True):
         contiguous &= size == 1 or step == numel
         numel *= size
-        reach *= size or 1
         extent += (size - 1) * step
     if numel == 0:
-        if reach > MAX_EXTENT:
-            raise DamagedError(f"an empty tensor of shape {clipped(str(shape))}", where=where)
-        return Placed(ref.dtype, shape, None, entry.data_offset, 0)
+        return Placed.empty(ref.dtype, shape, entry.data_offset, where)
     if (ref.offset + extent) * itemsize > entry.data_nbytes:
         what = f"a tensor of shape {clipped(str(shape))} reaches past its storage '{ref.storage.key[:40]}'"
         raise DamagedError(what, where=where, expected=f"at most {entry.data_nbytes} bytes")

@@ -14,7 +14,6 @@ import functools
 import itertools
 import math
 import re
-from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple
@@ -24,9 +23,9 @@ from inshrink_core.errors import DamagedError, clipped
 from inshrink_core.formats.checkpoints import Contents, FilesReader, read_weight_files
 from inshrink_core.formats.content import FileContent, TorchFile
 from inshrink_core.formats.discovery import TRAINER_STATE
-from inshrink_core.formats.disk import Access, ReadableFile, is_dir, is_file, scan
+from inshrink_core.formats.disk import Access, ReadableFile, is_dir, is_file, missing, scan
 from inshrink_core.formats.names import is_numbered
-from inshrink_core.formats.state_tree import Piece, Placed, StateTree, read_state_tree, strip_wrappers
+from inshrink_core.formats.state_tree import Placed, StateTree, read_state_tree, strip_wrappers
 from inshrink_core.formats.torch.pickles import StorageRef, TensorRef
 
 _FILE: Final = re.compile(
@@ -158,7 +157,7 @@ class _Tag:
         for mp_rank in sorted({int(of[2]) for name in self._numbers if (of := _FILE.match(name))}):
             models, ranks = (self._files_of(mp_rank, kind) for kind in ("model", "optim"))
             if 0 not in models:
-                raise self._missing(f"mp_rank_{mp_rank:02d}_model_states.pt", 0)
+                raise missing(self._folder, f"mp_rank_{mp_rank:02d}_model_states.pt")
             model_rank = _ModelRank(list(models.values()), list(ranks.values()))
             for rows in (ranks, models) if model_rank.is_stage_3 else (ranks,):
                 self._require_ranks(rows, model_rank)
@@ -178,17 +177,12 @@ class _Tag:
 
     def _require_ranks(self, files: Mapping[int, _File], held: _ModelRank) -> None:
         if not files and held.is_partitioned:
-            raise self._missing("*_optim_states.pt", 0)
+            raise missing(self._folder, "*_optim_states.pt")
         # With many files missing, the first gap is at most one past the number of files present.
         for rank in range(min(held.n_ranks, len(files) + 1)):
             if rank not in files:
                 example = files[min(files)].path.name
-                raise self._missing(re.sub(r"pp_rank_\d+", f"pp_rank_{rank}", example), rank)
-
-    def _missing(self, name: str, rank: int) -> DamagedError:
-        what = f"the file of rank {rank} is missing: '{clipped(name)}'"
-        remedy = "the checkpoint may be half-written: wait, or fetch the files of all ranks"
-        return DamagedError(what, where=str(self._folder), remedy=remedy)
+                raise missing(self._folder, re.sub(r"pp_rank_\d+", f"pp_rank_{rank}", example))
 
 
 def _apart(tree: StateTree, prefix: str, called: set[str]) -> StateTree:
@@ -220,6 +214,21 @@ class _Parameter(NamedTuple):
     name: str
     shape: tuple[int, ...]
     runs: list[_Run]
+
+
+def _runs(vectors: Iterable[tuple[int, int, int]], at: int, start: int, stop: int) -> list[_Run]:
+    """Return the runs of the elements from `start` to `stop`, which are at `at` in consecutive vectors.
+
+    Each vector is given by its rank, its group and its size.
+    """
+    found = []
+    end = at + stop - start
+    for rank, group, size in vectors:
+        first, last = max(at, 0), min(end, size)
+        if first < last:
+            found.append(_Run(start + first - at, start + last - at, rank, group, first))
+        at, end = at - size, end - size
+    return found
 
 
 _Vectors = list[dict[int, Placed]]
@@ -349,11 +358,8 @@ class _ModelRank:
                 if numel:
                     if not part or at + numel > part * len(self.ranks):
                         raise self._too_short(name)
-                    runs = []
-                    for rank in range(at // part, (at + numel - 1) // part + 1):
-                        first, last = max(0, rank * part - at), min(numel, (rank + 1) * part - at)
-                        runs.append(_Run(first, last, rank, number, max(0, at - rank * part)))
-                    found.append(_Parameter(name, shape, runs))
+                    vectors = ((rank, number, part) for rank in range(len(self.ranks)))
+                    found.append(_Parameter(name, shape, _runs(vectors, at, 0, numel)))
                 extra = padding[i] if isinstance(padding, list) and i < len(padding) else 0
                 at += numel + (extra if type(extra) is int and extra > 0 else 0)
         return found
@@ -362,24 +368,18 @@ class _ModelRank:
         self, shapes: Iterable[tuple[str, tuple[int, ...], int]], sizes: Sequence[int]
     ) -> list[_Parameter]:
         """Return parameters cut into equal parts, one per rank; the parts of a rank are contiguous."""
-        ends = list(itertools.accumulate(sizes))
         found: list[_Parameter] = []
         at = 0
         for name, shape, numel in shapes:
             if not numel:
                 continue
             part = -(-numel // len(self.ranks))
-            if not ends or at + part > ends[-1]:
+            if at + part > sum(sizes):
                 raise self._too_short(name)
-            runs = []
+            runs: list[_Run] = []
             for rank in range(-(-numel // part)):
-                first, last = rank * part, min(numel, (rank + 1) * part)
-                while first < last:
-                    begun = at + first - rank * part
-                    group = bisect_right(ends, begun)
-                    stop = min(last, first + ends[group] - begun)
-                    runs.append(_Run(first, stop, rank, group, begun - (ends[group] - sizes[group])))
-                    first = stop
+                vectors = ((rank, group, size) for group, size in enumerate(sizes))
+                runs += _runs(vectors, at, rank * part, min(numel, (rank + 1) * part))
             found.append(_Parameter(name, shape, runs))
             at += part
         return found
@@ -432,7 +432,7 @@ def _placed(
     DamagedError
         A required part of a rank is missing or too short, or a part has another dtype.
     """
-    pieces: list[Piece] = []
+    parts: list[tuple[Box, int, Placed]] = []
     dtype = ""
     for run in parameter.runs:
         if run.rank >= len(files):
@@ -451,12 +451,9 @@ def _placed(
         # Boxes are cached: masters, moments and all steps share them.
         for box in _boxes(run.start, run.stop, parameter.shape):
             nbytes = math.prod(box.sizes) * itemsize
-            full = box.sizes == parameter.shape
-            placed = Placed(dtype, box.sizes, None, offset, nbytes)
-            pieces.append(Piece(None if full else box, file.number, placed))
+            parts.append((box, file.number, Placed(dtype, box.sizes, None, offset, nbytes)))
             offset += nbytes
-    nbytes = math.prod(parameter.shape) * DTYPE_SIZES[dtype]
-    return Placed(dtype, parameter.shape, None, pieces[0].placed.offset, nbytes, tuple(pieces))
+    return Placed.joined(dtype, parameter.shape, parts)
 
 
 @functools.lru_cache(maxsize=1 << 16)

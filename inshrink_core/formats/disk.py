@@ -26,7 +26,7 @@ from inshrink_core.errors import (
     UnsafePathError,
     clipped,
 )
-from inshrink_core.execution.files import Closing
+from inshrink_core.execution.files import Closing, open_regular
 from inshrink_core.execution.mirror import OPEN_AGAIN, Content, mirror_of
 
 MAX_JSON_BYTES: Final = 256 << 20
@@ -108,37 +108,34 @@ class ReadableFile(Closing):
 
     Raises
     ------
+    NotFoundError
+        The file no longer exists.
+    StorageError
+        The system refused, or the path no longer has a regular file.
     DamagedError
         The file changed since `unchanged`, or is shorter than a read requires.
     """
 
-    def __init__(self, path: Path, counter: ByteCounter, unchanged: FileStamp | None = None) -> None:
-        self.path, self.counter = path, counter
-        # Open without blocking: a pipe instead of a checkpoint must not hang the reader.
-        flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-        flags |= 0 if unchanged is None else getattr(os, "O_NOFOLLOW", 0)
+    def __init__(self, path: Path, counter: ByteCounter, unchanged: FileStamp) -> None:
+        self.path, self.counter, self.nbytes = path, counter, unchanged.nbytes
         try:
-            self._descriptor = os.open(path if unchanged is None else unchanged.real_path, flags)
+            self._descriptor = open_regular(unchanged.real_path, follow=False)
         except FileNotFoundError as error:
             raise NotFoundError("there is no such file any more", where=str(path)) from error
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise StorageError(f"the file cannot be opened: {reason}", where=str(path)) from error
+        except OSError as error:
+            raise StorageError(f"the file cannot be opened: {error.strerror}", where=str(path)) from error
         try:
-            self.nbytes = self.require(unchanged, unchanged is None or self._is_at(unchanged.real_path))
-            self._content = self._elsewhere(os.fspath(path) if unchanged is None else unchanged.real_path)
+            self.require(unchanged, self._is_at(unchanged.real_path))
+            self._content = self._elsewhere(unchanged.real_path)
         except BaseException:
             self.close()
             raise
 
-    def require(self, unchanged: FileStamp | None, is_there: bool = True) -> int:
-        """Check that the open file is regular, matches a stamp and its path; return its size."""
+    def require(self, unchanged: FileStamp, is_there: bool = True) -> None:
+        """Check that the open file matches a stamp and is still at its path."""
         found = os.fstat(self._descriptor)
-        if not is_there or (unchanged and (found.st_size, found.st_mtime_ns) != unchanged[1:]):
+        if not is_there or (found.st_size, found.st_mtime_ns) != unchanged[1:]:
             raise DamagedError(CHANGED, where=str(self.path), remedy=OPEN_AGAIN)
-        if not stat.S_ISREG(found.st_mode):
-            raise NotFoundError("not a regular file", where=str(self.path))
-        return found.st_size
 
     def _elsewhere(self, path: str) -> Content | None:
         """Return the block cache's content of a remote file and redirect the descriptor to it."""
@@ -157,19 +154,15 @@ class ReadableFile(Closing):
                 return
         raise DamagedError("the object changed while it was opened", where=path, remedy=OPEN_AGAIN)
 
-    def expect(self, spans: Iterable[tuple[int, int]], *, compared: bool = True) -> None:
+    def expect(self, spans: Iterable[tuple[int, int]]) -> None:
         """Prefetch spans (offset, size) that are read soon; a remote file fetches them in one batch."""
         if self._content is not None:
-            self._content.fill(spans, compared=compared)
+            self._content.fill(spans)
 
     @property
     def is_elsewhere(self) -> bool:
         """Whether the file is remote, so that its bytes are fetched when read."""
         return self._content is not None
-
-    def is_here(self, offset: int, n_bytes: int) -> bool:
-        """Return whether a span of bytes can be read without fetching it."""
-        return self._content is None or self._content.is_here(offset, n_bytes)
 
     def assume(self, ranges: Iterable[tuple[int, bytes, int]]) -> None:
         """Register expected bytes; reads at an offset, or up to an end, are first compared with them.
@@ -195,32 +188,12 @@ class ReadableFile(Closing):
         """Close the file."""
         os.close(self._descriptor)
 
-    def read(self, offset: int, n_bytes: int, *, compared: bool = True) -> bytes:
-        """Return exactly `n_bytes` bytes from `offset`, `compared` with bytes registered for that span."""
+    def read(self, offset: int, n_bytes: int) -> bytes:
+        """Return exactly `n_bytes` bytes from `offset`."""
         if offset < 0 or n_bytes < 0 or offset + n_bytes > self.nbytes:
             expected, found = f"{n_bytes} bytes at offset {offset}", f"{self.nbytes} bytes in all"
             raise damaged(self, "the file is shorter than its records need", expected=expected, found=found)
-        self.expect([(offset, n_bytes)], compared=compared)
-        if n_bytes <= 4096:
-            # Opening a run does thousands of small reads: avoid the buffer and the loop.
-            try:
-                data = os.pread(self._descriptor, n_bytes, offset)
-            except OSError as error:
-                raise StorageError(f"reading failed: {error.strerror}", where=str(self.path)) from error
-            if len(data) == n_bytes:
-                self.counter.add(n_bytes)
-                return data
         return bytes(self.read_into(offset, memoryview(bytearray(n_bytes))))
-
-    def will_need(self, offset: int, n_bytes: int) -> None:
-        """Have the system read a span into its page cache.
-
-        A sampled file is read completely later, and many small reads from a disk take longer than one large
-        read.
-        """
-        if hasattr(os, "posix_fadvise"):
-            with contextlib.suppress(OSError):
-                os.posix_fadvise(self._descriptor, offset, n_bytes, os.POSIX_FADV_WILLNEED)
 
     def read_into(self, offset: int, target: memoryview) -> memoryview:
         """Fill a writable buffer of bytes from `offset`, and return it."""
@@ -298,8 +271,8 @@ class Readable(Protocol):
     path: Path
     nbytes: int
 
-    def read(self, offset: int, n_bytes: int, *, compared: bool = True) -> bytes:
-        """Return exactly `n_bytes` bytes from `offset`, `compared` with bytes registered for that span."""
+    def read(self, offset: int, n_bytes: int) -> bytes:
+        """Return exactly `n_bytes` bytes from `offset`."""
         ...
 
 
@@ -309,6 +282,12 @@ def damaged(file: Readable, what: str, **facts: str) -> DamagedError:
     return DamagedError(what, where=str(file.path), remedy=remedy, **facts)
 
 
+def missing(folder: Path, name: str) -> DamagedError:
+    """Return the error for a checkpoint in a folder that lacks one of its files."""
+    remedy = "the checkpoint may be half-written: wait, or fetch the rest"
+    return DamagedError(f"the file '{clipped(name)}' is missing", where=str(folder), remedy=remedy)
+
+
 class Window:
     """A span of bytes of an open file, readable as a file."""
 
@@ -316,12 +295,12 @@ class Window:
         self.path, self.nbytes = file.path, nbytes
         self._file, self._offset = file, offset
 
-    def read(self, offset: int, n_bytes: int, *, compared: bool = True) -> bytes:
+    def read(self, offset: int, n_bytes: int) -> bytes:
         """Return exactly `n_bytes` bytes from `offset`."""
         if offset < 0 or n_bytes < 0 or offset + n_bytes > self.nbytes:
             what = f"a zip of {self.nbytes} bytes within the file is shorter than its records need"
             raise DamagedError(what, where=str(self.path))
-        return self._file.read(self._offset + offset, n_bytes, compared=compared)
+        return self._file.read(self._offset + offset, n_bytes)
 
 
 class Fate(StrEnum):

@@ -21,15 +21,15 @@ import msgspec
 from inshrink_core.checkpoint import DTYPE_SIZES, Box, ZipEntry
 from inshrink_core.errors import DamagedError, InputError, InshrinkError, NotFoundError, clipped
 from inshrink_core.formats.checksums import PackedZip
-from inshrink_core.formats.content import MAX_EXTENT, FileContent, place
+from inshrink_core.formats.content import FileContent, place
 from inshrink_core.formats.discovery import METADATA as METADATA
-from inshrink_core.formats.disk import Access, FileStamp, ReadableFile, Window, check_names
+from inshrink_core.formats.disk import Access, FileStamp, ReadableFile, Window, check_names, missing
 from inshrink_core.formats.state_tree import (
+    MAX_EXTENT,
     MODEL_KEYS,
     OPTIMIZER_KEYS,
     STATE_ROLES,
     STEP_KEYS,
-    Piece,
     Placed,
     StateTree,
     read_state_tree,
@@ -227,9 +227,7 @@ class _Files:
             try:
                 self.stamps[name] = access.admit(path)
             except NotFoundError as error:
-                what = f"the file '{clipped(name)}' of shards is missing"
-                remedy = "fetch the files of all ranks"
-                raise DamagedError(what, where=str(root), remedy=remedy) from error
+                raise missing(root, name) from error
             self._files[name] = stack.enter_context(ReadableFile(path, access.counter, self.stamps[name]))
             self.entries[name] = []
             ends = [(item.offset, item.offset + item.nbytes) for item in row]
@@ -421,15 +419,11 @@ def _place(name: str, tensor: _Tensor, files: _Files, numbers: Mapping[str, int]
     DamagedError
         A shard differs from its description in ``.metadata``.
     """
-    itemsize = DTYPE_SIZES.get(tensor.dtype)
-    if itemsize is None:
+    if tensor.dtype not in DTYPE_SIZES:
         return None
     if not tensor.shards:
-        reach = math.prod(size or 1 for size in tensor.shape)
-        if reach > MAX_EXTENT:
-            raise DamagedError(f"an empty tensor '{clipped(name)}' of shape {clipped(str(tensor.shape))}")
-        return Placed(tensor.dtype, tensor.shape, None, 0, 0)
-    pieces = []
+        return Placed.empty(tensor.dtype, tensor.shape, 0, f"'{clipped(name)}' in '.metadata'")
+    parts = []
     for box, payload in tensor.shards:
         placed = files.placed(payload)
         if placed is None:
@@ -439,10 +433,8 @@ def _place(name: str, tensor: _Tensor, files: _Files, numbers: Mapping[str, int]
             expected = f"{tensor.dtype} {clipped(str(box.sizes))}"
             found = f"{placed.dtype} {clipped(str(placed.shape))}"
             raise DamagedError(what, where=payload.file, expected=expected, found=found)
-        full = box.sizes == tensor.shape
-        pieces.append(Piece(None if full else box, numbers[payload.file], placed))
-    nbytes = math.prod(tensor.shape) * itemsize
-    return Placed(tensor.dtype, tensor.shape, None, pieces[0].placed.offset, nbytes, tuple(pieces))
+        parts.append((box, numbers[payload.file], placed))
+    return Placed.joined(tensor.dtype, tensor.shape, parts)
 
 
 def read_distributed(root: Path, access: Access, first: int = 0) -> dict[str, FileContent]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -319,14 +319,6 @@ _LONGEST_PATTERN: Final = 255
 """Maximum length of a file name."""
 
 
-class NamedStep(NamedTuple):
-    """The step in a checkpoint's name, or the reason why it has none: either `step` or `reason` is set."""
-
-    name: str
-    step: int | None
-    reason: str = ""
-
-
 def name_shape(name: str) -> str:
     """Return a name with its numbers replaced by ``*``; checkpoints of one series share it.
 
@@ -392,13 +384,13 @@ def compile_step_pattern(pattern: str) -> re.Pattern[str]:
     return re.compile(rf"\A{literal(first)}{middle}{end}\Z", re.DOTALL | re.ASCII)
 
 
-def steps_by_pattern(names: Sequence[str], pattern: str) -> tuple[NamedStep, ...]:
-    """Return the steps that a pattern finds in names, and the reason for each name without one.
+def step_by_pattern(name: str, pattern: str) -> int | None:
+    """Return the step that a pattern finds in a file or directory name; None if the name does not match.
 
     Parameters
     ----------
-    names
-        File or directory names in natural order.
+    name
+        The name.
     pattern
         As for `compile_step_pattern`.
 
@@ -409,23 +401,8 @@ def steps_by_pattern(names: Sequence[str], pattern: str) -> tuple[NamedStep, ...
 
     Examples
     --------
-    >>> for row in steps_by_pattern(["a_1.pt", "b_1.pt", "best.pt"], "*_{step}.pt"):
-    ...     print(row.step or row.reason)
-    1
-    step 1 is in a_1.pt already
-    its name does not match the step pattern '*_{step}.pt'
+    >>> step_by_pattern("a_1.pt", "*_{step}.pt"), step_by_pattern("best.pt", "*_{step}.pt")
+    (1, None)
     """
-    search = compile_step_pattern(pattern).search
-    holders: dict[int, str] = {}
-    rows = []
-    for name in names:
-        found, reason = search(name), ""
-        step = int(found[1]) if found else None
-        if step is None:
-            reason = f"its name does not match the step pattern '{pattern}'"
-        elif step in holders:
-            reason = f"step {step} is in {holders[step]} already"
-        else:
-            holders[step] = name
-        rows.append(NamedStep(name, None if reason else step, reason))
-    return tuple(rows)
+    found = compile_step_pattern(pattern).search(name)
+    return int(found[1]) if found else None

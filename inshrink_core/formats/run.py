@@ -61,8 +61,8 @@ from inshrink_core.formats.names import (
     is_numbered,
     name_shape,
     split_step_pattern,
+    step_by_pattern,
     step_in_name,
-    steps_by_pattern,
 )
 from inshrink_core.formats.readers import reader_of
 from inshrink_core.formats.selection import Named, Selection, by_evidence, by_pattern, group_files, main_model
@@ -553,7 +553,7 @@ def _failed(
         return name_shape(str(path).removeprefix(root))
 
     def number(path: Path) -> int | None:
-        return step_in_name(path.name) if pattern is None else steps_by_pattern([path.name], pattern)[0].step
+        return step_in_name(path.name) if pattern is None else step_by_pattern(path.name, pattern)
 
     shapes = {name for item in by_step.values() if "*" in (name := shape(item.path))}
     are_steps = all(number(item.path) in (None, step) for step, item in by_step.items())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Final
 
@@ -61,34 +60,33 @@ def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return made
 
 
-def _placed(file: ReadableFile, name: str, entry: object, data_offset: int) -> Placed:
+def _placed(name: str, entry: object, data_offset: int) -> Placed:
     named = f"tensor '{name[:80]}'"
     if not isinstance(entry, dict):
-        raise damaged(file, f"the header's entry '{name[:80]}' is no object")
+        raise DamagedError(f"the header's entry '{name[:80]}' is no object")
     theirs = str(entry.get("dtype"))
     dtype = SAFETENSORS_DTYPES.get(theirs, "uint8" if theirs in _BITS else None)
     if dtype is None:
         facts = {"found": clipped(theirs), "expected": ", ".join([*SAFETENSORS_DTYPES, *list(_BITS)[1:]])}
         remedy = "a newer Inshrink may know it; or save the tensor in one of these"
-        what = f"{named} has a dtype that is not known"
-        raise InputError(what, where=str(file.path), remedy=remedy, **facts)
+        raise InputError(f"{named} has a dtype that is not known", remedy=remedy, **facts)
     shape, span = entry.get("shape"), entry.get("data_offsets")
     if not isinstance(shape, list) or len(shape) > 64 or not all(type(n) is int and n >= 0 for n in shape):
-        raise damaged(file, f"{named} has no valid shape")
+        raise DamagedError(f"{named} has no valid shape")
     if not isinstance(span, list) or len(span) != 2 or not all(type(n) is int and n >= 0 for n in span):
-        raise damaged(file, f"{named} has no valid offsets")
+        raise DamagedError(f"{named} has no valid offsets")
     if theirs in _BITS and (shape := packed_shape(theirs, tuple(shape))) is None:
-        raise damaged(file, f"{named} does not fill its last byte")
+        raise DamagedError(f"{named} does not fill its last byte")
     nbytes = reach = DTYPE_SIZES[dtype]
     for extent in shape:
         nbytes *= extent
         # An extent of 0 must not hide an extent too large for PyTorch.
         reach *= max(extent, 1)
         if reach > 1 << 62:
-            raise damaged(file, f"{named} is larger than any file")
+            raise DamagedError(f"{named} is larger than any file")
     if span[1] - span[0] != nbytes:
         facts = {"found": f"{span[1] - span[0]}", "expected": f"{nbytes} bytes"}
-        raise damaged(file, f"{named} does not fill its span", **facts)
+        raise DamagedError(f"{named} does not fill its span", **facts)
     return Placed(dtype, tuple(shape), None, data_offset + span[0], nbytes)
 
 
@@ -114,41 +112,35 @@ def read_header(file: ReadableFile) -> tuple[list[tuple[str, Placed]], dict[str,
         what = "the header is larger than allowed"
         raise damaged(file, what, expected=expected, found=f"{n_header} bytes")
     read = _parse if n_header <= _MAX_CACHED_BYTES else _parse.__wrapped__
-    return read(_Header(file.read(8, n_header), file.nbytes, file))
-
-
-@dataclass(frozen=True)
-class _Header:
-    """The text of a header in a file of `nbytes` bytes; `file` is the one that messages name."""
-
-    text: bytes
-    nbytes: int
-    file: ReadableFile = field(compare=False)
+    try:
+        return read(file.read(8, n_header), file.nbytes)
+    except DamagedError as error:
+        raise damaged(file, error.what, expected=error.expected, found=error.found) from error
+    except InputError as error:
+        facts = {"expected": error.expected, "found": error.found, "remedy": error.remedy}
+        raise InputError(error.what, where=str(file.path), **facts) from error
 
 
 # The checkpoints of a run have equal headers.
 @lru_cache(maxsize=64)
-def _parse(given: _Header) -> tuple[list[tuple[str, Placed]], dict[str, str]]:
-    file, end = given.file, 8 + len(given.text)
-    try:
-        header = parse_json(given.text, "the header", _refuse_duplicates)
-    except DamagedError as error:
-        raise damaged(file, f"the header: {error.what}", expected=error.expected) from error
+def _parse(text: bytes, file_nbytes: int) -> tuple[list[tuple[str, Placed]], dict[str, str]]:
+    """Return the content of a header; errors do not name the file."""
+    header, end = parse_json(text, "", _refuse_duplicates), 8 + len(text)
     if not isinstance(header, dict):
-        raise damaged(file, "the header is no JSON object")
+        raise DamagedError("the header is no JSON object")
     if len(header) > MAX_TENSORS:
         expected, found = f"at most {MAX_TENSORS:,}", f"{len(header):,}"
-        raise damaged(file, "it has more tensors than are read", expected=expected, found=found)
+        raise DamagedError("it has more tensors than are read", expected=expected, found=found)
     metadata = header.pop("__metadata__", None) or {}
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
-        raise damaged(file, "the header's __metadata__ is no table of strings")
-    tensors = [(name, _placed(file, name, entry, end)) for name, entry in header.items()]
+        raise DamagedError("the header's __metadata__ is no table of strings")
+    tensors = [(name, _placed(name, entry, end)) for name, entry in header.items()]
     for name, placed in sorted(tensors, key=lambda item: (item[1].offset, item[1].span)):
         if placed.offset != end:
             what = f"tensor '{name[:80]}' overlaps another or leaves a gap"
-            raise damaged(file, what, found=f"offset {placed.offset}", expected=f"{end}")
+            raise DamagedError(what, found=f"offset {placed.offset}", expected=f"{end}")
         end += placed.span
-    if end != given.nbytes:
-        what, found = "the file does not end with its last tensor", f"{file.nbytes} bytes"
-        raise damaged(file, what, found=found, expected=f"{end}")
+    if end != file_nbytes:
+        what, found = "the file does not end with its last tensor", f"{file_nbytes} bytes"
+        raise DamagedError(what, found=found, expected=f"{end}")
     return tensors, metadata

@@ -27,11 +27,10 @@ from inshrink_core.formats.disk import Access, Fate, Skipped, is_dir, is_file
 from inshrink_core.formats.names import (
     RANK,
     Name,
-    compile_step_pattern,
     is_numbered,
     read_name,
     stem_of,
-    steps_by_pattern,
+    step_by_pattern,
 )
 from inshrink_core.formats.order import Evidence, order_checkpoints
 
@@ -315,13 +314,14 @@ def _paths(parsed: Iterable[ParsedCheckpoint]) -> Iterator[str]:
 def by_pattern(parsed: Sequence[ParsedCheckpoint], pattern: str, skipped: list[Skipped]) -> Selection:
     """Return the checkpoints numbered by a step pattern."""
     by_step: dict[int, ParsedCheckpoint] = {}
-    matches = compile_step_pattern(pattern).search
-    for row, item in zip(steps_by_pattern([p.path.name for p in parsed], pattern), parsed, strict=True):
-        if row.step is not None:
-            by_step[row.step] = item
-        else:
-            fate = Fate.LEFT_OUT if matches(row.name) else Fate.EXCLUDED
-            skipped += [Skipped(path, row.reason, fate) for path in _paths([item])]
+    for item in parsed:
+        step = step_by_pattern(item.path.name, pattern)
+        if step is not None and by_step.setdefault(step, item) is item:
+            continue
+        reason, fate = f"its name does not match the step pattern '{pattern}'", Fate.EXCLUDED
+        if step is not None:
+            reason, fate = f"step {step} is in {by_step[step].path.name} already", Fate.LEFT_OUT
+        skipped += [Skipped(path, reason, fate) for path in _paths([item])]
     return Selection(by_step, (), "steps come from the pattern given")
 
 

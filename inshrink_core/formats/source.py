@@ -92,7 +92,7 @@ class FileSource:
             if name not in self._checks:
                 tensors = self._extents.get(name, [])
                 accepted = [item for item in self.accepted if item.file == name]
-                digest = digest_beside(self._paths[name], file.nbytes)
+                digest = digest_beside(self._paths[name])
                 zips = self._zips.get(name, ())
                 self._checks[name] = FileChecks(file, name, tensors, digest, accepted, zips)
             return self._checks[name]
@@ -161,7 +161,6 @@ class FileSource:
         apart = placed.span // itemsize // SAMPLE_RUNS * itemsize
         starts = range(placed.offset, placed.offset + SAMPLE_RUNS * apart, apart)
         with self._open(self._names[number]) as file:
-            file.will_need(placed.offset, placed.span)
             file.expect((at, SAMPLE_RUN * itemsize) for at in starts)
             runs = bytearray().join(file.read(at, SAMPLE_RUN * itemsize) for at in starts)
         return torch.frombuffer(runs, dtype=getattr(torch, placed.dtype))
@@ -532,7 +531,7 @@ class RestoredFile:
         pieces += [item._replace(odd=odd.get(item.offset)) for item in regions if item.nbytes]
         self.pieces = sorted(pieces, key=lambda piece: piece.offset)
 
-    def read(self, offset: int, n_bytes: int, *, compared: bool = True) -> bytes:
+    def read(self, offset: int, n_bytes: int) -> bytes:
         """Return exactly `n_bytes` bytes from `offset`."""
         if offset < 0 or n_bytes < 0 or offset + n_bytes > self.nbytes:
             raise DamagedError("a read past the end of a restored file", where=str(self.path))

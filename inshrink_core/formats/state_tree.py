@@ -13,6 +13,7 @@ from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from inshrink_core.checkpoint import (
+    DTYPE_SIZES,
     MODEL_ROLES,
     N_AVERAGED,
     OPTIMIZER_ROLES,
@@ -22,7 +23,7 @@ from inshrink_core.checkpoint import (
     model_of,
     twins,
 )
-from inshrink_core.errors import DamagedError
+from inshrink_core.errors import DamagedError, clipped
 from inshrink_core.formats.matching.laws import Claims, Slot, claims_of_headers
 from inshrink_core.formats.torch.pickles import TensorParts, TensorRef
 
@@ -76,6 +77,9 @@ _LEAST_TENSOR_BYTES: Final = 32
 _MIN_DEFERRED_BYTES: Final = 1 << 14
 """Minimum size of a tensor outside model and optimizer; the skeleton stores smaller ones losslessly."""
 
+MAX_EXTENT: Final = 1 << 62
+"""Bound for the product of an empty tensor's extents, counting 0 as 1; PyTorch's strides have 64 bits."""
+
 _MAX_NAME: Final = 500
 _MAX_INTEGER: Final = 1 << 61
 _FEW_PARAMS: Final = 4096
@@ -103,6 +107,26 @@ class Placed(NamedTuple):
     offset: int
     span: int
     pieces: tuple[Piece, ...] = ()
+
+    @classmethod
+    def empty(cls, dtype: str, shape: tuple[int, ...], offset: int, where: str) -> Placed:
+        """Return the place of a tensor without elements.
+
+        Raises
+        ------
+        DamagedError
+            Its extents are too large for PyTorch.
+        """
+        if math.prod(size or 1 for size in shape) > MAX_EXTENT:
+            raise DamagedError(f"an empty tensor of shape {clipped(str(shape))}", where=where)
+        return cls(dtype, shape, None, offset, 0)
+
+    @classmethod
+    def joined(cls, dtype: str, shape: tuple[int, ...], parts: Iterable[tuple[Box, int, Placed]]) -> Placed:
+        """Return the place of a tensor split into boxes, each with the number of its file and its place."""
+        pieces = tuple(Piece(None if box.sizes == shape else box, file, at) for box, file, at in parts)
+        nbytes = math.prod(shape) * DTYPE_SIZES[dtype]
+        return cls(dtype, shape, None, pieces[0].placed.offset, nbytes, pieces)
 
 
 def extent(shape: Iterable[int], stride: Iterable[int]) -> int:

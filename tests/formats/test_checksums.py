@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 import inshrink_core
 from inshrink_core.errors import ChecksumError, InshrinkError, UnreadableError
 from inshrink_core.formats import open_run
-from inshrink_core.formats.disk import ByteCounter, ReadableFile
+from inshrink_core.formats.disk import ByteCounter, ReadableFile, stamp_of
 from inshrink_core.formats.torch.zip import read_entries
 from inshrink_core.training.spool import Spool
 from tests.formats.run_builders import without_checksums
@@ -38,7 +38,7 @@ def state():
 
 
 def entries(path):
-    with ReadableFile(path, ByteCounter()) as file:
+    with ReadableFile(path, ByteCounter(), stamp_of(path)) as file:
         return read_entries(file)[0] if read_entries(file)[1] else []
 
 

@@ -178,7 +178,7 @@ def test_a_save_that_was_never_finished_is_passed_over(sharded, tmp_path):
     (tmp_path / "step-2" / ".metadata").rename(tmp_path / "step-2" / ".metadata.tmp")
     run = open_run(tmp_path)
     assert run.steps == (1,)
-    assert "without '.metadata'" in run.skipped[0].reason
+    assert "'.metadata' is missing" in run.skipped[0].reason
 
 
 def _overlap(folder, metadata):
@@ -234,7 +234,7 @@ def _transposed(folder, metadata):
             DamagedError,
             "no file and offset for 'rows'",
         ),
-        (lambda folder, _: (folder / "__1_0.distcp").unlink(), DamagedError, "ranks"),
+        (lambda folder, _: (folder / "__1_0.distcp").unlink(), DamagedError, "is missing"),
         (_cut, DamagedError, "shorter"),
         (_swap, DamagedError, "overlap"),
         (_set("rows", 1, offset=-8), DamagedError, "offset"),

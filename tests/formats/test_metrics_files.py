@@ -88,26 +88,10 @@ def test_the_beginning_tells_the_encoding(tmp_path, encoding, is_json):
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "step;loss\n1;0,5\n2;2,5e-1\n3;-1.234,5\n",
-        "step\tloss\n1\t0,5\n2\t,25\n3\t-1234,5\n",
-        'step,loss\n1,"0,5"\n2,"0,25"\n3,"-1,234.5"\n',
-        "sep=;\nstep;loss\n1;0,5\n2;0,25\n3;-1234,5\n",
-        "step,loss\n1,0.5\n2,0.25\n3,-1234.5\n",
-    ],
-)
-def test_numbers_are_read_with_commas_too(tmp_path, text):
-    found = read_metrics(_written(tmp_path, text))
-    assert dict(found.log()) == {"loss": [(1, 0.5), (2, 0.25), (3, -1234.5)]}
-
-
-@pytest.mark.parametrize(
     ("text", "columns", "step"),
     [
         ("10,0.5\n20,0.25\n", ("step", "column 2"), "step"),
-        ("0.5;10;1\n0,25;20;1\n", ("column 1", "step", "column 3"), "step"),
-        ("0,5;10\n0,25;20", ("column 1", "step"), "step"),
+        ("0.5;10;1\n0.25;20;1\n", ("column 1", "step", "column 3"), "step"),
         ("10\t\t0.5\n20\t7\t0.25\n", ("step", "column 3", "column 2"), "step"),
         ("0.5,1\n0.25,1\n", ("column 1", "column 2"), None),
     ],

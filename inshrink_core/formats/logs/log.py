@@ -6,7 +6,6 @@ import csv
 import json
 import math
 import os
-import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -30,8 +29,6 @@ _STEP_COLUMNS: Final = ("step", "global_step", "iter", "iteration")
 _STEP_WORDS: Final = (*_STEP_COLUMNS, "epoch", "epochs", "current_epoch")
 _TIME_WORDS: Final = ("wall_time", "wall time", "timestamp", "time", "runtime", "elapsed")
 _DELIMITERS: Final = ",;\t"
-_DECIMAL_COMMA: Final = re.compile(r"[+-]?\d*(\.\d{3})*,\d+(e[+-]?\d+)?", re.IGNORECASE)
-_THOUSANDS: Final = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d*)?")
 _NO_HEADER: Final = "no header: columns are numbered, and the first that counts up is the step"
 
 
@@ -184,8 +181,8 @@ def read_metrics(path: str | os.PathLike[str]) -> MetricsFile:
     Notes
     -----
     The last line of a file being written may be truncated; it is ignored. Names are untrusted and
-    returned as in the file, without padding. Decimal commas and thousands separators are supported. Columns
-    without a header are numbered; the first one that counts up is named ``step``.
+    returned as in the file, without padding. Columns without a header are numbered; the first one that counts
+    up is named ``step``.
 
     Examples
     --------
@@ -232,11 +229,9 @@ def _rows(content: bytes, path: Path) -> tuple[Iterable[dict[str, Any]], str]:
 
 def _csv_rows(text: str, path: Path) -> tuple[Iterable[dict[str, Any]], str]:
     lines = [line for line in text.splitlines() if line.strip()]
-    declared = lines.pop(0)[-1] if lines and re.fullmatch("sep=[,;\t]", lines[0]) else ""
-    first = re.sub(r"(?<=\d),(?=\d)", "", lines[0]) if lines else ""
-    most = declared or max(_DELIMITERS, key=first.count)
-    _require_few(text.count(most) + len(lines), path)
-    rows = _cells(lines, most, path)
+    delimiter = max(_DELIMITERS, key=lines[0].count) if lines else ","
+    _require_few(text.count(delimiter) + len(lines), path)
+    rows = _cells(lines, delimiter, path)
     names = [name.strip("# ") for name in next(rows, [])]
     note = ""
     if any(names) and all(_number(name) is not None for name in names if name):
@@ -251,18 +246,9 @@ def _csv_rows(text: str, path: Path) -> tuple[Iterable[dict[str, Any]], str]:
 def _cells(lines: Iterable[str], delimiter: str, path: Path) -> Iterator[list[str]]:
     try:
         for row in csv.reader(lines, delimiter=delimiter, skipinitialspace=True):
-            yield [_with_point(cell.strip(), delimiter) for cell in row]
+            yield [cell.strip() for cell in row]
     except csv.Error as error:
         raise DamagedError(f"no valid CSV ({error})", where=str(path)) from error
-
-
-def _with_point(cell: str, delimiter: str) -> str:
-    """Return a number without thousands separators, and with a decimal point."""
-    if "," not in cell:
-        return cell
-    if (delimiter == "," or "." in cell) and _THOUSANDS.fullmatch(cell):
-        return cell.replace(",", "")
-    return cell.replace(".", "").replace(",", ".") if _DECIMAL_COMMA.fullmatch(cell) else cell
 
 
 def _counts_up(column: Iterable[str]) -> bool:

@@ -28,7 +28,6 @@ _MAX_TRIED: Final = 1 << 22
 """Maximum number of shapes compared while searching for the position of a group's parameters."""
 
 _FEWEST_CONFIRMED: Final = 5
-_FEWEST_NUMBERED: Final = 3
 
 Shape = tuple[int, ...]
 Claims = Mapping[str, str]
@@ -149,27 +148,6 @@ def claims_of_headers(
     taken = set(found.values())
     alone = by_shape(slots, weights)
     return found | {k: v for k, v in alone.items() if k not in found and v not in taken}
-
-
-def numbers_ascend(slots: Sequence[Slot], certain: Claims) -> bool:
-    """Return whether names that differ only in numbers are in the order of their numbers.
-
-    At least three pairs of neighbouring certain claims must confirm it, and none may contradict it.
-    """
-    last: dict[tuple[int, str], str] = {}
-    n_confirmed = 0
-    for slot in slots:
-        name = certain.get(slot.key)
-        if name is None:
-            continue
-        place = slot.group, _DIGITS.sub("#", name)
-        before = last.get(place)
-        if before is not None:
-            if natural_key(before) > natural_key(name):
-                return False
-            n_confirmed += 1
-        last[place] = name
-    return n_confirmed >= _FEWEST_NUMBERED
 
 
 def by_shapes(

@@ -29,7 +29,6 @@ from inshrink_core.formats.matching.laws import (
     by_shapes,
     doubtful,
     in_order,
-    numbers_ascend,
 )
 from inshrink_core.formats.source import peek_sample
 
@@ -69,7 +68,6 @@ class _Class:
     def __init__(self, slots: Sequence[Slot], names: Sequence[str]) -> None:
         self.slots, self.names = list(slots), list(names)
         self.sums: list[NDArray[np.float64]] = []
-        self.moved: set[str] = set()
 
     def compare(self, *ends: Checkpoint) -> None:
         """Add a pair of checkpoints: the movement, and directions and masters at both ends."""
@@ -91,7 +89,6 @@ class _Class:
         nothing = torch.zeros(shape, dtype=torch.float64)
         states = torch.stack([_unit(directions.get(slot.key, nothing)) for slot in self.slots])
         moves = torch.stack([_unit(movements[name]) for name in self.names])
-        self.moved |= {name for name, item in zip(self.names, moves, strict=True) if bool(item.any())}
         sums = []
         for turned in (False, True):
             item, other = (_clusters(items.mT if turned else items) for items in (states, moves))
@@ -210,16 +207,11 @@ def _matched(scores: NDArray[np.float64]) -> Iterator[tuple[int, int]]:
 
 
 class Evidence:
-    """The findings from values: certain matches, margins of claims, best fits, and moved weights."""
+    """The findings from values: certain matches, margins of claims, and best fits."""
 
     def __init__(self, classes: Sequence[_Class]) -> None:
         self._classes = classes
         self.certain = {key: name for group in classes for key, name in group.best().items()}
-
-    @property
-    def moved(self) -> frozenset[str]:
-        """The weights that changed."""
-        return frozenset(name for group in self._classes for name in group.moved)
 
     def fittest(self, key: str, names: Iterable[str]) -> str | None:
         """Return the weight among `names` that certainly fits a slot best; None if none does."""
@@ -348,23 +340,10 @@ def match_slots(
     orders = [dict(free)] if parsed.ordered else []
     if order and free.keys() <= set(order):
         orders.append({name: free[name] for name in in_order(free, order)})
-
-    def laws(weights: Iterable[str]) -> list[Claims]:
-        remaining = set(weights)
-        items = ({name: shape for name, shape in row.items() if name in remaining} for row in orders)
-        return [by_order(slots, row) for row in items]
-
-    claims = [*laws(free), by_number(slots, free)]
-    first = next((order_known for order_known in [known or {}, *claims] if order_known), {})
-    seen = evidence(first)
-    unmoved = bool(seen.moved) and len(seen.moved) < len(free)
-    moving = {name: shape for name, shape in free.items() if name in seen.moved}
-    in_turn = [known or {}, *laws(free), *(laws(moving) if unmoved else ())]
-    n_ordered = len(in_turn)
+    laws = [known or {}, *(by_order(slots, row) for row in orders), by_number(slots, free)]
+    seen = evidence(next(filter(None, laws), {}))
     alike = Counter(free.values())
     telling = {key: name for key, name in seen.certain.items() if alike[free[name]] > 1}
-    if not telling or numbers_ascend(slots, telling):
-        in_turn += [by_number(slots, free), *([by_number(slots, moving)] if unmoved else ())]
     found = dict(seen.certain)
 
     def fill(more: Claims) -> None:
@@ -372,12 +351,12 @@ def match_slots(
         found.update({key: name for key, name in more.items() if margins.get(key, 0.0) > -_CLEAR})
 
     doubted = frozenset().union(*(doubtful(slots, order_known) for order_known in orders))
-    by_itself = [known, by_shape(slots, free), *in_turn[n_ordered:]]
-    for law in [*in_turn, by_itself[1]]:
+    alone = by_shape(slots, free)
+    for law in [*laws, alone]:
         agreed = [key for key, name in law.items() if seen.certain.get(key) == name]
         if any(seen.certain.get(key, name) != name for key, name in law.items()):
             continue
-        if telling and not any(law is order_known for order_known in by_itself):
+        if telling and law is not known and law is not alone:
             confirmed = {key for key, margin in seen.margins(law).items() if margin >= _CLEAR}
             clear = {key for key in confirmed if alike[free[law[key]]] > 1}
             if len(clear.union(key for key in agreed if key in telling)) < _FEWEST_CONFIRMED:

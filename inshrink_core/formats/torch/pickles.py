@@ -4,7 +4,8 @@ A pickle is a program for a stack machine, and Python's machine calls every func
 This module first scans the program, opcode by opcode. Each opcode that makes, calls or changes an object is
 replaced by one that passes its operands to `_Reader`. Python's machine, which is written in C and 20 times
 faster than one in Python, runs the rest: it pushes numbers, text, bytes and tuples, moves values on its stack
-and in its memo, and extends the containers made here.
+and in its memo, and extends the containers made here. The opcodes of protocol 0 are not read: PyTorch
+loads no tensors from it either, since its persistent ids are text.
 
 An imported name is looked up in a fixed table of inert stand-ins. A name outside the table becomes an opaque
 symbol: nothing is imported, and objects made with it are carried unread, for example enums, dates and
@@ -511,7 +512,7 @@ def _allowlist() -> dict[tuple[str, str], _StandIn]:
 
 _ALLOWED: Final = _allowlist()
 
-_CALL, _CALL_REVERSED, _CALL_ITEMS, _NEW, _BUILD, _ADD, _LIST, _DICT = range(8)
+_CALL, _CALL_ITEMS, _NEW, _BUILD, _ADD = range(5)
 """Operations of `_Reader` on two values; an opcode for one of them is replaced by its number."""
 
 
@@ -530,13 +531,8 @@ _REPLACED: Final = {
     b"b": _ask(_BUILD),
     b"\x90": _ask(_ADD, b"t"),  # ADDITEMS
     b"\x91": b"t0\x89Q",  # FROZENSET
-    b"l": _ask(_LIST, b"tN"),
-    b"d": _ask(_DICT, b"tN"),
     b"o": _ask(_CALL_ITEMS, b"tN"),  # OBJ
 }
-
-_INST: Final = re.compile(rb"i([^\n]*+\n[^\n]*+\n)")
-"""The INST opcode: a name, called with the values pushed since the last mark."""
 
 _SIZES: Final = {b"X": 4, b"T": 4, b"B": 4, b"\x8b": 4, b"\x8a": 1, b"\x8c": 1, b"U": 1, b"C": 1} | {
     b"\x8d": 8,
@@ -557,15 +553,13 @@ def _short(opcode: bytes, n_zeros: int, most: int) -> bytes:
 
 
 @functools.lru_cache(maxsize=64)
-def _plain_opcodes(index: bytes, n_digits: int) -> re.Pattern[bytes]:
+def _plain_opcodes(index: bytes) -> re.Pattern[bytes]:
     """Return a pattern of opcodes that Python's machine may run unchanged.
 
     Parameters
     ----------
     index
         Pattern of the largest memo index, as written by LONG_BINPUT.
-    n_digits
-        Number of its decimal digits.
     """
     patterns = [
         rb"[(N012aesut)Q\x85-\x89\x93]",
@@ -575,8 +569,8 @@ def _plain_opcodes(index: bytes, n_digits: int) -> re.Pattern[bytes]:
         _short(rb"\x8c", 0, 96),
         rb"M..|[jJ]....|G.{8}|\x94(?!\x94)|c[^\n]*+\n[^\n]*+\n",
         *(rb"\x8a\x%02x.{%d}" % (n, n) for n in range(1, 10)),
-        rb"p\d{1,%d}\n|g\d{1,18}\n" % n_digits,
-        rb"I(?:0[01]?|-?[1-9]\d{0,18})\n|L(?:0|-?[1-9]\d{0,4000})L?\n|F[^\n]{1,64}\n|[SV][^\n]*+\n",
+        # Integers and bools of protocol 1; Python 2 writes integers beyond 32 bits so with protocol 2.
+        rb"I(?:0[01]?|-?[1-9]\d{0,18})\n|L(?:0|-?[1-9]\d{0,4000})L?\n",
     ]
     return re.compile(b"(?s:" + b"|".join(patterns) + b")*+")
 
@@ -585,7 +579,7 @@ def _plain_for(n_bytes: int) -> re.Pattern[bytes]:
     """Return the pattern for a program of `n_bytes` bytes, which also bounds its memo's size."""
     high, low = n_bytes >> 24, (n_bytes >> 16) & 0xFF
     index = b"..[\\x00-\\x%02x]\\x00" % low if not high else b"...[\\x00-\\x%02x]" % high
-    return _plain_opcodes(index, len(str(n_bytes // 8)))
+    return _plain_opcodes(index)
 
 
 def _rewritten(data: bytes) -> tuple[bytes, str, int]:
@@ -623,9 +617,6 @@ def _rewritten(data: bytes) -> tuple[bytes, str, int]:
             # Drop FRAME opcodes; one frame encloses the whole rewritten program.
             pieces.append(data[remaining:at])
             at = remaining = at + 9
-        elif opcode == b"i" and (name := _INST.match(data, at)):
-            pieces.append(data[remaining:at] + b"tc" + name[1] + _ask(_CALL_REVERSED))
-            at = remaining = name.end()
         elif opcode == b".":
             at += 1
             break
@@ -695,14 +686,9 @@ class _Reader(pickle.Unpickler):
             return self._new(first, second)
         if operation in (_CALL, _NEW):
             return self._call(first, second)
-        if operation == _CALL_REVERSED:
-            return self._call(second, first)
-        if operation in (_CALL_ITEMS, _LIST, _DICT) and type(first) is tuple:
+        if operation == _CALL_ITEMS and type(first) is tuple:
             self._spend(len(first))
-            if operation == _CALL_ITEMS:
-                return self._call(first[0], first[1:])
-            pairs = zip(first[::2], first[1::2], strict=True)
-            return _Sequence(first) if operation == _LIST else _mapping_of(pairs)
+            return self._call(first[0], first[1:])
         if operation == _BUILD and isinstance(first, (Opaque, dict, Record, TensorRef, FunctionType)):
             # Ignore the state of other objects: OrderedDict's `_metadata` and numpy's dtype are not needed.
             if isinstance(first, Foreign):
