@@ -1,7 +1,5 @@
 """Metrics from another file: kept by the link, shown on every page."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
