@@ -1,7 +1,5 @@
 """An allocation by hand: sums of what levels told, the price of a bit, and settings for each tensor."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
