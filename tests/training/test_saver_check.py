@@ -18,6 +18,7 @@ from inshrink_core.search import bounded
 from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST, failure_of
 from inshrink_core.training.check import ModelEvaluator
 from inshrink_core.training.saver import Saver
+from inshrink_core.verbs.inspect import inspect
 from tests.builders import evaluation
 
 
@@ -45,7 +46,10 @@ INPUTS, LABELS = points(10_000, 256)
 
 def check(model):
     logits = model(INPUTS)
-    return {"loss": functional.cross_entropy(logits, LABELS), "log_probs": functional.log_softmax(logits, 1)}
+    return {
+        "loss": functional.cross_entropy(logits, LABELS),
+        "log_probs": functional.log_softmax(logits, 1),
+    }
 
 
 NAN = torch.tensor(math.nan)
@@ -329,6 +333,12 @@ def test_compare_ends_where_a_restore_costs_too_much(tmp_path):
     failure = failure_of({"restore_cost": bound}, comparison, "here")
     assert "exceeds --max-restore-cost" in str(failure)
     assert failure_of({"restore_cost": 2 * bound}, comparison, "here") is None
+
+
+def test_inspect_shows_what_a_restore_costs(tmp_path):
+    saved(tmp_path / "a", n_saves=3, check=check, max_restore_cost=0.02, check_every=2)
+    frames = inspect(tmp_path / "a").facts["frames"]
+    assert [frame["quality"]["how"] for frame in frames] == ["measured", "predicted", "measured"]
 
 
 @pytest.mark.parametrize(
