@@ -61,12 +61,7 @@ class MemoryRun:
         return sum(len(checkpoint.source.reads) for checkpoint in self.checkpoints.values())
 
 
-def memory_run(
-    tensors_by_step,
-    *,
-    hyperparameters=None,
-    directory=None,
-):
+def memory_run(tensors_by_step, *, hyperparameters=None, directory=None):
     """Return a run of tensors by step and key."""
     checkpoints = {
         step: memory_checkpoint(step, tensors, hyperparameters) for step, tensors in tensors_by_step.items()

@@ -1,7 +1,5 @@
 """Processes that a test has started, as /proc tells of them."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

@@ -1,18 +1,17 @@
+"""Metrics and their divergence, and how a report becomes a document."""
+
 import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import pytest
 import torch
 
 from inshrink_core.errors import InputError
-from inshrink_core.metrics import (
-    Direction,
-    divergence,
-    drop,
-    known_direction,
-    output_error,
-    tensor_error,
-)
+from inshrink_core.metrics import Direction, divergence, drop, known_direction, output_error, tensor_error
+from inshrink_core.report import Report
 
 LOG_HALF = math.log(0.5)
 
@@ -163,3 +162,38 @@ def test_tensors_of_unlike_shape_or_dtype_have_no_error_norms():
         tensor_error(torch.zeros(2), torch.zeros(3))
     with pytest.raises(InputError, match="one shape and dtype"):
         tensor_error(torch.zeros(2), torch.zeros(2, dtype=torch.float64))
+
+
+class _Part(NamedTuple):
+    name: str
+    n: int
+
+
+@dataclass(frozen=True)
+class _Whole(Report):
+    path: Path
+    parts: tuple[_Part, ...]
+    last: _Part | None
+    values: np.ndarray
+
+    KEYS: ClassVar = "file=path names=parts.name last=last.n parts values"
+
+
+@dataclass(frozen=True)
+class _Plain(Report):
+    b: int
+    a: tuple[int, ...]
+
+
+def test_values_become_what_json_has():
+    parts = (_Part("x", 1), _Part("y", 2))
+    found = _Whole(Path("run"), parts, None, np.array([[1.0, np.nan]])).to_json()
+    assert list(found) == ["file", "names", "last", "parts", "values"]
+    assert (found["file"], found["names"], found["last"]) == ("run", ["x", "y"], None)
+    assert found["parts"] == [{"name": "x", "n": 1}, {"name": "y", "n": 2}]
+    assert found["values"] == [[1.0, None]]
+    assert _Whole(Path("run"), (), parts[1], np.zeros(0)).to_json()["last"] == 2
+
+
+def test_a_report_that_does_not_say_otherwise_is_all_of_its_fields():
+    assert list(_Plain(1, (2, 3)).to_json().items()) == [("b", 1), ("a", [2, 3])]

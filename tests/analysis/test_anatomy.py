@@ -1,20 +1,16 @@
-"""Anatomy of one tensor: values by part, levels, sensitivity, and what it costs; and its trajectory."""
+"""Anatomy of one tensor and its trajectory; and curves of very many values keep what shows."""
 
 import json
+import math
 
 import numpy as np
 import pytest
 import torch
 
 import inshrink_core
-from inshrink_core.analysis.anatomy import (
-    N_BINS,
-    N_ROWS,
-    anatomy,
-    row_means,
-    value_histogram,
-)
+from inshrink_core.analysis.anatomy import N_BINS, N_ROWS, anatomy, row_means, value_histogram
 from inshrink_core.analysis.levels import entropy_of_symbols, levels_of
+from inshrink_core.analysis.thinning import thinned
 from inshrink_core.analysis.trajectory import trajectory
 from inshrink_core.codec import PROTECTED, PRUNED, QUANTIZED
 from inshrink_core.errors import ConfigError, InputError, NotFoundError
@@ -302,3 +298,32 @@ def test_an_archive_without_its_originals_cannot_say_how_far_it_is_off(run, arch
     assert 0 < reported.relative_error < 0.5
     assert reported.rows.size == min(N_ROWS, reported.spec.shape[0])
     json.dumps(reported.to_json(), allow_nan=False)
+
+
+def test_few_values_stay_as_they_are():
+    series = [(step, float(step % 7)) for step in range(200)]
+    assert thinned(series, 100) == series
+
+
+def test_every_peak_of_a_long_curve_stays():
+    values = np.zeros(200_000)
+    values[[17, 100_001, 199_998]] = (5.0, -7.0, 9.0)
+    found = thinned(list(enumerate(values.tolist())), 1_000)
+    assert len(found) <= 2 * 1_000 + 2
+    assert {(17, 5.0), (100_001, -7.0), (199_998, 9.0), (0, 0.0), (199_999, 0.0)} <= set(found)
+    assert found == sorted(found)
+
+
+def test_a_gap_stays_a_gap_and_infinity_hides_nothing():
+    series = [(step, math.nan if 400 <= step < 600 else 1.0) for step in range(1_000)]
+    series[100], series[900] = (100, math.inf), (900, 3.0)
+    found = dict(thinned(series, 10))
+    assert any(math.isnan(value) for step, value in found.items() if 400 <= step < 600)
+    assert found[100] == math.inf
+    assert found[900] == 3.0
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -1e308])
+def test_curves_of_one_value_or_one_step_are_thinned_too(value):
+    assert 1 <= len(thinned([(step, value) for step in range(50)], 5)) <= 20
+    assert {step for step, _ in thinned([(3, value)] * 50, 5)} == {3}

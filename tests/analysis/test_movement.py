@@ -36,11 +36,7 @@ def test_movement_is_what_arithmetic_says(tmp_path):
         for key, (_, movement) in found.tensors.items()
     }
     assert figures == {
-        "attn.weight": (
-            pytest.approx(0.5 / 5),
-            pytest.approx((9 + 18) / (5 * math.sqrt(9 + 20.25))),
-            0.5,
-        ),
+        "attn.weight": (pytest.approx(0.5 / 5), pytest.approx((9 + 18) / (5 * math.sqrt(9 + 20.25))), 0.5),
         "fc.weight": (0.0, pytest.approx(1.0), 0.0),
         "norm.weight": (2.0, -1.0, 1.0),
         "zero.weight": (None, None, 1.0),

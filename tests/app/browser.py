@@ -1,7 +1,5 @@
 """A real browser and a server in a process of its own, for tests of what only they can show."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

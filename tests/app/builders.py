@@ -1,8 +1,7 @@
 """Small runs on disk, synthetic tables, and the explorer's script under test."""
 
-from __future__ import annotations
-
 import hashlib
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -242,3 +241,13 @@ def keep_comparison(
     found = Compared(metric=metric, direction=Direction.LOWER, device="cpu", steps=tuple(rows))
     store = Measurements.of_archive(Archive.open(archive), run, make=True)
     store.add("compare", asked, plain_value(found))
+
+
+def snippets(app: Any) -> tuple[list[list[str]], str]:
+    """Take the panel "Do this without the explorer" apart: its commands as words, and its Python lines."""
+    open_panel(app)
+    panel = next(found for found in app.expander if found.label == "Do this without the explorer")
+    commands, python = (code.value for code in panel.code)
+    lines = [shlex.split(line) for line in commands.splitlines()]
+    assert all(words[0] == "inshrink" for words in lines)
+    return [words[1:] for words in lines], python

@@ -1,7 +1,5 @@
 """Every test of the explorer has its own roots, recent runs and caches; browser tests share a browser."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A registry of jobs whose answers are ready, and a small archived run to put pages in front of."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

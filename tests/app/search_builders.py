@@ -1,7 +1,5 @@
 """What a search leaves: trials, results and jobs, made up."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

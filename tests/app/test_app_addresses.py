@@ -1,7 +1,5 @@
 """Runs and archives at addresses: which may be opened, and what pages do with them."""
 
-from __future__ import annotations
-
 import pytest
 from inshrink_app import launch, services
 from inshrink_app.jobs.job import Job

@@ -1,22 +1,18 @@
 """An archive in every state: frames, soundness, pruning and restoring."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 
 import pytest
 from inshrink_app import services
 from inshrink_app.model.problem import ServiceError
-from inshrink_app.pages.archives.figures import frames_figure
 from inshrink_app.services import jobs as job_services
 from streamlit.testing.v1 import AppTest
 
 import inshrink_core
 from inshrink_core.verbs.export import export
 from tests.app.builders import archives, button, charts, explorer, texts, write_run
-from tests.app.builders import chain_frame as frame
-from tests.app.job_stubs import STEPS, wait, work
+from tests.app.job_stubs import STEPS, wait
 
 SOUND = {"ok": True, "deep": True, "frames": 4, "problems": [], "notes": [], "missing_steps": []}
 PLAN = {
@@ -125,21 +121,6 @@ def test_a_packed_archive_is_shown_and_not_pruned(archived, jobs):
     app = archives("prune", packed)
     assert "cannot be changed" in texts(app)
     assert not any(b.label == "Show what would be removed" for b in app.button)
-
-
-def test_frames_are_bars_by_kind():
-    frames = (frame(10, kind="keyframe", nbytes=3000), frame(20), frame(30, branch=1))
-    figure = frames_figure(frames)
-    assert [(bar.name, list(bar.x), list(bar.y)) for bar in figure.data] == [
-        ("Keyframe", [10], [3000]),
-        ("Delta frame", [20, 30], [1000, 1000]),
-    ]
-
-
-def test_a_verb_that_no_page_asks_for_is_refused(tmp_path):
-    job = work(tmp_path, ["ui", str(tmp_path)], topic="archives.ui")
-    assert job.state == "failed"
-    assert "no request is of the verb 'ui'" in job.problem.what
 
 
 def folder_of(app: AppTest) -> Path:

@@ -1,7 +1,5 @@
 """The drawer Bits: the table of layers, locks, undo, the search and its curve, and settings as text."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace
@@ -33,6 +31,7 @@ from tests.app.builders import (
     charts,
     explorer,
     judged,
+    snippets,
     subject,
     texts,
     trusted,
@@ -40,7 +39,6 @@ from tests.app.builders import (
 )
 from tests.app.job_stubs import STEPS, option, performed
 from tests.app.search_builders import config, document, point, put, trial
-from tests.app.test_app_snippets import snippets
 
 RUN = subject()
 HOSTILE = "<b>\u202ex*[0].weight"

@@ -1,7 +1,5 @@
 """The explorer in a real browser, over the sample: offline and quiet; clicks, zoom, links, agreeing views."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The commands that open the explorer, as they are typed, in a real browser."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A report in a real browser: drawn without a network, in the reader's colours, with no foreign script."""
 
-from __future__ import annotations
-
 from inshrink_app.theme import theme_config
 
 from tests.app.browser import FAINT, browser_marks, new_page, wait_for

@@ -1,7 +1,5 @@
 """A search in a real browser: launched, cancelled, resumed, taken and undone."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

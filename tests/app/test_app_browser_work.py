@@ -1,7 +1,5 @@
 """Long work in a real browser: the download of a large file, and a comparison across restarts."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import json

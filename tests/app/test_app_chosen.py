@@ -1,7 +1,5 @@
 """What is chosen for a run: kept on disk, read by every tab, undone, and never trusted."""
 
-from __future__ import annotations
-
 import pytest
 from inshrink_app import services
 from inshrink_app.services import Bound

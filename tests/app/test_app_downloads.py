@@ -1,7 +1,5 @@
 """Files on offer: handed over to those who have their address and call the server by its own name."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from pathlib import Path

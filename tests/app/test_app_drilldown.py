@@ -1,7 +1,5 @@
 """Inside one tensor: figures, services, and the page in every state."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Files dropped onto the page Open: stored under safe names, and only where they can be opened."""
 
-from __future__ import annotations
-
 import io
 import zipfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Writing archives and packs in every state, and that what is written is what was asked for."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 from typing import Any

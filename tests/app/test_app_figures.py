@@ -1,8 +1,7 @@
-"""Figures: what is drawn from which table, the order of rows, and what untrusted names become."""
-
-from __future__ import annotations
+"""Figures and tables: any value can be drawn, tables look alike on every page, and names are text."""
 
 import dataclasses
+import json
 import math
 from types import SimpleNamespace
 
@@ -13,8 +12,9 @@ from inshrink_app.pages.archives import figures as comparison_figures
 from inshrink_app.pages.run import heatmap, picture, selection
 from inshrink_app.pages.run.heatmap import heatmap_figure
 from inshrink_app.services import Bound
-from inshrink_app.widgets import figures
+from inshrink_app.widgets import figures, fmt
 from inshrink_app.widgets.modules import outline
+from streamlit.testing.v1 import AppTest
 
 from inshrink_core.analysis.profile import Row
 from inshrink_core.evaluate import Comparison, EvaluatedStep
@@ -63,23 +63,6 @@ def test_names_of_tensors_are_text_and_never_markup():
     assert "<a " not in text
     assert "\\u003ca " not in text
     assert "\\u202e" not in text
-
-
-def test_metrics_of_one_group_share_a_panel():
-    log = {"train_loss": ((1, 2.0), (2, 1.0)), "eval_loss": ((2, 1.5),), "lr": ((1, 0.1),)}
-    figure = figures.log_figure(log, {"loss": ["train_loss", "eval_loss"], "lr": ["lr"]})
-    assert [(trace.name, trace.yaxis) for trace in figure.data] == [
-        ("train_loss", "y"),
-        ("eval_loss", "y"),
-        ("lr", "y2"),
-    ]
-
-
-def test_a_log_with_gaps_and_infinities_is_drawn():
-    log = {"loss": ((1, float("nan")), (2, float("inf")), (3, 1.0))}
-    named = figures.log_figure(log, {"<loss>": ["loss"]})
-    assert len(named.data) == 1
-    assert [note.text for note in named.layout.annotations] == ["&lt;loss&gt;"]
 
 
 @pytest.mark.parametrize(
@@ -194,3 +177,45 @@ def test_any_figure_of_a_comparison_can_be_drawn(wild):
         figure.to_json()
         ends = [end for axis in (figure.layout.yaxis, figure.layout.xaxis) for end in axis.range or ()]
         assert np.isfinite(np.asarray(ends, np.float64)).all()
+
+
+def test_a_table_has_headings_and_percent_on_screen_an_alternative_text_and_two_files():
+    def script() -> None:
+        import pandas as pd
+        from inshrink_app.widgets import listing
+
+        table = pd.DataFrame({"step": [1000, 2000], "drop": [0.0123, None], "kind": ["a", "b"]})
+        listing.show(table, "two", alt="Two rows", hidden=["kind"], most=1)
+
+    app = AppTest.from_function(script).run()
+    drawn = app.dataframe[0].value
+    assert list(drawn.columns) == ["step", "drop"]
+    assert list(drawn["drop"]) == pytest.approx([1.23])
+    looks = json.loads(app.dataframe[0].proto.columns)
+    assert [looks[name]["label"] for name in ("step", "drop")] == ["Step", "Drop"]
+    assert [looks[name]["type_config"]["format"] for name in ("step", "drop")] == ["localized", "%.2f %%"]
+    assert app.dataframe[0].proto.placeholder == "–"
+    assert app.dataframe[0].proto.alt == "Two rows"
+    assert [button.proto.label for button in app.get("download_button")] == ["CSV", "JSON"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["**bold**", "[x](http://evil)", "$x$", ":red[x]", "<b>", "a_b_", "`code`", "# x", "![i](u)", "~~x~~"],
+)
+def test_markdown_in_a_name_is_escaped(name):
+    escaped = fmt.markdown(name)
+    for sign in "*[]()$<>_`#~!:":
+        assert escaped.count(sign) == escaped.count("\\" + sign)
+    assert escaped.replace("\\", "").replace("\u2060", "") == name
+
+
+@pytest.mark.parametrize("name", ["https://evil.example", "www.evil.example", "a@evil.example", ":smile:"])
+def test_links_and_icons_without_brackets_are_broken_up(name):
+    assert "\u2060" in fmt.markdown(name)
+
+
+@pytest.mark.parametrize("sign", ["\u202e", "\x1b", "\0", "\n", "\u200b", "\ud800"])
+def test_signs_that_could_forge_a_name_are_replaced(sign):
+    assert sign not in fmt.markdown(f"a{sign}b")
+    assert sign not in fmt.html(f"a{sign}b")

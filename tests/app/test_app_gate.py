@@ -1,7 +1,5 @@
 """Who is answered, and what every answer says: asked of the running server, byte by byte."""
 
-from __future__ import annotations
-
 import http.client
 import re
 import socket

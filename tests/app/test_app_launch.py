@@ -1,7 +1,5 @@
 """Starting the explorer, and the promises about what it may see and whom it talks to."""
 
-from __future__ import annotations
-
 import ast
 import os
 import signal

@@ -1,13 +1,10 @@
 """Metrics from another file: kept by the link, shown on every page."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 from inshrink_app import services
 from inshrink_app.model.problem import ServiceError
-from inshrink_app.widgets import figures
 from streamlit.testing.v1 import AppTest
 
 from tests.app.builders import charts, explorer, visit, write_run
@@ -51,12 +48,3 @@ def test_a_link_that_names_no_metrics_is_answered_and_the_page_is_drawn(run):
         with pytest.raises(ServiceError):
             services.with_log(shown, said)
     assert charts(explorer("run", run=str(run), log="/etc/passwd")) >= 1
-
-
-def test_of_very_many_values_those_that_show_are_drawn(run):
-    lines = [f"{step},{'9' if step == 7_777 else step / 1e6}" for step in range(20_000)]
-    (run / "tb" / "long.csv").write_text("\n".join(["step,acc", *lines]))
-    shown = services.with_log(services.load_subject(str(run)), str(run / "tb" / "long.csv"))
-    (drawn,) = figures.log_figure(shown.log, {"all": list(shown.log)}).data
-    assert len(drawn.x) < 3 * figures.CURVE_PARTS
-    assert max(drawn.y) == 9

@@ -1,7 +1,5 @@
 """The Open page: sample, recent runs, typed paths, and the table of all runs and archives."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The report of an archive: one HTML file that holds everything once, loads nothing and trusts no name."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from html.parser import HTMLParser

@@ -1,7 +1,5 @@
 """The place Run: measuring, what the map shows, its choices in the link, and what a link alone starts."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """One selection for heatmap, table, search box and link; rows for models of any size; changes."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import Any

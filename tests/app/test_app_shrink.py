@@ -1,10 +1,9 @@
 """The card that writes an archive: what a run shrinks to, and one button that does the whole."""
 
-from __future__ import annotations
-
 import hashlib
 import shlex
 import shutil
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +14,26 @@ from inshrink_app import services
 from inshrink_app.model import ServiceError
 from inshrink_app.pages.run.shrinking import Intent, Written
 from inshrink_app.services import Bound, Chosen
+from inshrink_app.widgets.choices import codec_labels
 
+from inshrink_core.codec import get_codec
+from inshrink_core.plugins import plugins
 from inshrink_core.text import percentage, ratio, size
-from tests.app.builders import SAMPLE, button, explorer, judged, linked, open_panel, primary, texts, trusted
+from tests.app.builders import (
+    SAMPLE,
+    archives,
+    button,
+    explorer,
+    judged,
+    linked,
+    open_panel,
+    primary,
+    texts,
+    trusted,
+    write_run,
+)
 from tests.app.job_stubs import option, performed
+from tests.codecs.test_codec_guide import package
 
 WRITE = "Write archive"
 
@@ -264,3 +279,48 @@ def test_what_is_not_sound_is_said_and_an_archive_that_went_is_no_result(archive
     assert "Decoded and compared" in texts(app.run())
     shutil.rmtree(target)
     assert "is damaged" not in texts(explorer("run", run=str(archived)))
+
+
+__all__ = ["package"]
+
+
+@pytest.fixture
+def installed(package, monkeypatch) -> Iterator[None]:
+    """The codec of the guide, found through its entry point in this process."""
+    monkeypatch.syspath_prepend(str(package))
+    plugins.cache_clear()
+    yield
+    plugins.cache_clear()
+    get_codec.cache_clear()
+
+
+def test_a_codec_from_elsewhere_is_exported_with_its_tunable(installed, root, jobs):
+    app = archives("write", write_run(root / "run"))
+    codecs = app.selectbox(key="export.codec")
+    assert "Cut mantissa" in codecs.options
+    codecs.set_value("cut").run()
+    tunable = app.select_slider(key="export.cut.bits")
+    assert (tunable.label, tunable.value, list(tunable.options)) == (
+        "Mantissa",
+        8,
+        ["16", "12", "8", "6", "4", "2"],
+    )
+    tunable.set_value(4).run()
+    button(app, "Write archive").click().run()
+    words = jobs.words(0)[0]
+    assert (option(words, "--codec"), option(words, "--set")) == ("cut", "bits=4")
+
+
+def test_a_codec_from_elsewhere_is_searched_and_edited(installed, root, jobs):
+    run = write_run(root / "run")
+    services.change_bits(services.load_subject(str(run)), {"codec": "cut", "settings": {"bits": 4}})
+    app = explorer("run", run=str(run), codec="cut")
+    assert app.selectbox(key="search.codec").value == "cut"
+    assert services.codec_settings("cut") == {"bits": 8}
+
+
+def test_every_codec_of_weights_has_a_label_and_the_default_comes_first():
+    assert next(iter(codec_labels())) == "lattice"
+    assert "moments" not in codec_labels()
+    assert set(codec_labels()) - set(codec_labels(searched=True)) == {"lossless"}
+    assert all(label != name for name, label in codec_labels().items())

@@ -1,7 +1,5 @@
 """The worker as the explorer starts it: nothing of the folder one stands in, and no more than it needs."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """The guide to writing a page is true: its folder and its line, in a copy of the explorer, make a page."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -26,17 +26,7 @@ def blocks_of(step):
     }
 
 
-def append(
-    writer,
-    step,
-    *,
-    kind=None,
-    parent_id=None,
-    branch=0,
-    blocks=None,
-    meta=None,
-    codec="raw/1",
-):
+def append(writer, step, *, kind=None, parent_id=None, branch=0, blocks=None, meta=None, codec="raw/1"):
     """Commit a frame on the head (or a given parent), a keyframe if it is the first."""
     head = writer.reader.head
     parent = parent_id if parent_id is not None or head is None else head.frame_id

@@ -1,7 +1,5 @@
 """Archives in memory, for the harness and for tests: a storage without folders."""
 
-from __future__ import annotations
-
 import errno
 import os
 import threading

@@ -21,12 +21,7 @@ from inshrink_core.archive.index import (
     pack_index,
     parse_index,
 )
-from inshrink_core.archive.layout import (
-    MANIFEST_HEADER_NBYTES,
-    FrameHeader,
-    ManifestHeader,
-    derive_frame_id,
-)
+from inshrink_core.archive.layout import MANIFEST_HEADER_NBYTES, FrameHeader, ManifestHeader, derive_frame_id
 from inshrink_core.archive.manifest import Manifest
 from inshrink_core.errors import DamagedError, InputError
 from inshrink_core.frame import FrameInfo, FrameKind

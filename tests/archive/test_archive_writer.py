@@ -7,13 +7,7 @@ import sys
 
 import pytest
 
-from inshrink_core.archive import (
-    ArchiveReader,
-    ArchiveWriter,
-    check_archive,
-    remove_frames,
-    unpack_archive,
-)
+from inshrink_core.archive import ArchiveReader, ArchiveWriter, check_archive, remove_frames, unpack_archive
 from inshrink_core.errors import (
     DamagedError,
     ExistsError,

@@ -18,13 +18,7 @@ from inshrink_core.archive.packed import (
     pack_directory,
     pack_header,
 )
-from inshrink_core.errors import (
-    DamagedError,
-    ExistsError,
-    IncompatibleError,
-    InputError,
-    MissingFrameError,
-)
+from inshrink_core.errors import DamagedError, ExistsError, IncompatibleError, InputError, MissingFrameError
 from tests.archive.building import append, blocks_of, contents, read_all
 
 MANIFEST = "inshrink-manifest"

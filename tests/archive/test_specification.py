@@ -22,15 +22,7 @@ def crc(*chunks):
     return struct.pack("<I", google_crc32c.value(b"".join(chunks)))
 
 
-def frame(
-    part=0,
-    last=0,
-    attributes=ATTRIBUTES,
-    *,
-    keys=("a", "b"),
-    places=None,
-    attached=None,
-):
+def frame(part=0, last=0, attributes=ATTRIBUTES, *, keys=("a", "b"), places=None, attached=None):
     """Return a keyframe of step 7: a large tensor, a small one, and an attachment with the same bytes."""
     attached = not last if attached is None else attached
     header = b"INSHRNKF" + struct.pack("<HBBI", 1, 1, 0, 0) + ARCHIVE_ID + FRAME_ID + bytes(16)

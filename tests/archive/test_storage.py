@@ -63,11 +63,6 @@ class TestLocal(StorageSuite):
         return folder / "a"
 
 
-class TestFileUrl(StorageSuite):
-    def place(self, folder):
-        return f"file://{folder}/a"
-
-
 class TestMemory(StorageSuite):
     def place(self, folder):
         return f"memory://{folder}/a"

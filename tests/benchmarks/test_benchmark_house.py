@@ -1,10 +1,11 @@
-"""What `make house` counts."""
+"""What tools count: lines of code, ratios at an excess that no setting hits exactly, the record of bytes."""
 
 import ast
 
 import pytest
 
-from benchmarks import house
+from benchmarks import house, parity
+from benchmarks.published import frontier, ratio_at_excess
 
 SOURCE = '''"""A module
 with a docstring."""
@@ -82,3 +83,35 @@ def test_an_exercise_counts_where_a_guide_and_its_test_are_there(tmp_path, monke
         (tmp_path / "docs" / "guides" / f"{name}.md").write_text(guide)
     (tmp_path / "tests" / "codecs" / "test_codec_guide.py").write_text("")
     assert house.guides() == {"codec": 1}
+
+
+def test_a_point_that_another_beats_in_both_is_not_on_the_frontier():
+    points = [(0.02, 30.0), (0.01, 20.0), (0.03, 25.0), (0.01, 15.0)]
+    assert frontier(points) == [(0.01, 20.0), (0.02, 30.0)]
+
+
+def test_an_excess_may_be_negative_and_nothing_is_extrapolated():
+    assert ratio_at_excess([(-0.001, 10.0), (0.003, 40.0)], 0.001) == pytest.approx(20.0)
+    assert ratio_at_excess([(-0.001, 10.0), (0.003, 40.0)], 0.004) is None
+
+
+def test_a_document_is_the_same_wherever_and_however_fast_it_was_made(tmp_path):
+    record = parity.Parity(tmp_path)
+    slow = {"seconds": 2.0, "archive": f"{tmp_path}/a.inshrink", "ratio": 1 / 3}
+    fast = {"seconds": 1.0, "archive": "SCRATCH/a.inshrink", "ratio": 0.3333333}
+    assert record._plain(slow) == record._plain(fast)
+    assert record._plain(slow) != record._plain({**fast, "ratio": 0.3334})
+
+
+def test_every_kind_of_difference_is_named():
+    before, after = {"a": "1", "b": "2", "c": "3"}, {"a": "1", "b": "9", "d": "4"}
+    assert parity.differences(before, after) == ["differs: b", "gone: c", "new: d"]
+    assert parity.differences(before, before) == []
+
+
+def test_a_bucket_has_the_same_digests_twice_and_refusals_say_their_exit_codes():
+    found = parity.measure(["bucket"])
+    assert found == parity.measure(["bucket"])
+    assert any(name.startswith("bucket: written runs/a.inshrink/") for name in found)
+    refused = [name for name in parity.measure(["refusals"]) if "exit-" in name]
+    assert {name.rpartition("exit-")[2] for name in refused} == {"1", "2", "3"}

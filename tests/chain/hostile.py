@@ -1,7 +1,5 @@
 """Archives whose checksums are all right and whose claims are not."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -40,13 +38,7 @@ def zeros_part(nbytes, *, claim=None, in_frame=False):
     return "zstd/1", (claim or nbytes).to_bytes(5, "little") + frame
 
 
-def build(
-    path,
-    tensors,
-    described,
-    parts=None,
-    meta=META,
-):
+def build(path, tensors, described, parts=None, meta=META):
     """Write an archive of one keyframe."""
     with (
         ArchiveWriter(path, create=True) as writer,

@@ -1,7 +1,5 @@
 """The first frame of a fine-tuning against its base model: smaller, the same bits, never a guess."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import NamedTuple
@@ -356,10 +354,7 @@ def test_saver_begins_upon_the_base_and_restores_with_it(given, tuned):
         saver.flush()
     assert Archive.open(tuned.folder / "s.inshrink").base_of(saver._archiver.reader.frames[0]) is not None
     moved = tuned.moved(tuned.folder / "s.inshrink")
-    with (
-        inshrink_core.Saver(moved, model()) as saver,
-        pytest.raises(BaseModelError),
-    ):
+    with inshrink_core.Saver(moved, model()) as saver, pytest.raises(BaseModelError):
         saver.restore(1)
     again, optimizer = load(tuned.base)
     with inshrink_core.Saver(moved, again, optimizer, base=tuned.base) as saver:

@@ -1,10 +1,12 @@
 """What an archive claims is checked before anything is allocated, and verifying is restoring."""
 
 import contextlib
+import random
 
 import pytest
 
 import inshrink_core
+from benchmarks.fuzz.archive_target import ArchiveTarget
 from inshrink_core.archive import document
 from inshrink_core.archive.layout import MAX_DOCUMENT_NBYTES
 from inshrink_core.chain import Archive
@@ -197,3 +199,19 @@ def test_names_that_collide_are_not_verified(tmp_path, paths):
     with pytest.raises(InshrinkError):
         restored(path)
     assert not inshrink_core.verify(path, deep=True).ok
+
+
+CASES = 40
+
+
+def test_hostile_documents_raise_typed_errors_alone_and_what_verifies_restores():
+    target = ArchiveTarget("archive", sealed=True)
+    outcomes = set()
+    for number in range(CASES):
+        try:
+            outcomes.add(target.execute(target.mutate(random.Random(f"tests/{number}"))))
+        except InshrinkError:  # more memory than there is, which the error says
+            outcomes.add("refused")
+        except Exception as error:
+            raise AssertionError(f"case {number}: {type(error).__name__}: {error}") from error
+    assert {"refused", "different"} <= outcomes

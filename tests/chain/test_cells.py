@@ -7,12 +7,7 @@ import torch
 
 import inshrink_core
 from inshrink_core.analysis import anatomy
-from inshrink_core.archive import (
-    ArchiveWriter,
-    PartWriter,
-    check_archive,
-    commit_parts,
-)
+from inshrink_core.archive import ArchiveWriter, PartWriter, check_archive, commit_parts
 from inshrink_core.archive.manifest import MANIFEST_NAME
 from inshrink_core.chain import Archive, ChainConfig, ChainWriter, parts
 from inshrink_core.chain.budget import changed_nbytes

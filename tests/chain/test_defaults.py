@@ -1,18 +1,20 @@
-"""What is stored how where nobody says: one answer, whoever asks."""
+"""What is done where nobody says otherwise: settings, a look ahead, and exact buffers."""
 
-from __future__ import annotations
-
+import io
 import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 
 import inshrink_core
 import inshrink_lab
-from inshrink_core.chain import Archive, ChainConfig, default_optimizer, optimizer_of
+from inshrink_core.chain import OPTIMIZER_CHOICES, Archive, ChainConfig, default_optimizer, optimizer_of
 from inshrink_core.chain.defaults import make_chain_config
+from inshrink_core.checkpoint import TensorRole
 from inshrink_core.cli import main
 from inshrink_core.codec import get_codec
 from inshrink_core.codecs.lattice.codec import LatticeCodec
@@ -161,3 +163,72 @@ def test_what_was_exact_is_exact_in_a_frame_that_was_made_anew(run_path, tmp_pat
         stored = inshrink_core.verify(tmp_path / path).stored
         assert set(stored.lossy) == lossy
         assert not set(stored.exact) & lossy
+
+
+def memories(path):
+    archive = Archive.open(path)
+    return [archive.frame(info).meta["memory"] for info in archive.reader.frames]
+
+
+def test_compress_plans_on_the_whole_run_on_any_number_of_threads(run_path, tmp_path):
+    for threads in (1, 3):
+        inshrink_core.compress(run_path, tmp_path / f"{threads}", threads=threads)
+    found = memories(tmp_path / "1")
+    assert found[0]["movement"] > 0
+    assert all(memory == found[0] for memory in [*found, *memories(tmp_path / "3")])
+
+
+def test_steps_that_come_later_and_branches_go_on_with_the_plan(run_path, tmp_path):
+    run = inshrink_core.open(run_path)
+    inshrink_core.compress(run, tmp_path / "a", steps=run.steps[:2])
+    inshrink_core.compress(run, tmp_path / "a")
+    inshrink_core.compress(run, tmp_path / "a", resumed_from=run.steps[1])
+    found = memories(tmp_path / "a")
+    assert len(found) > len(run.steps)
+    assert all(memory == found[0] for memory in found)
+
+
+def test_a_single_step_has_no_course_to_plan_on(run_path, tmp_path):
+    run = inshrink_core.open(run_path)
+    inshrink_core.compress(run, tmp_path / "a", steps=run.steps[:1])
+    assert "movement" not in memories(tmp_path / "a")[0]
+    inshrink_core.compress(run, tmp_path / "a")
+    assert memories(tmp_path / "a")[1]["movement"] > 0
+
+
+OVERRIDE = {"match": "*.running_*", "exact": True}
+
+
+@pytest.mark.parametrize(
+    ("asked", "rounded", "words"),
+    [
+        ({}, {"1.running_mean", "1.running_var"}, "--set exact=true keeps every bit"),
+        ({"config": {"overrides": [OVERRIDE]}}, set(), ""),
+        ({"config": {"exact": True}}, set(), ""),
+        ({"codec": "inshrinkerator"}, set(), ""),
+    ],
+)
+def test_buffers_that_are_rounded_are_told_with_what_keeps_them(run_path, tmp_path, asked, rounded, words):
+    report = inshrink_core.compress(run_path, tmp_path / "a.inshrink", **asked)
+    originals, restored = inshrink_core.open(run_path), inshrink_core.open(tmp_path / "a.inshrink")
+    different = {
+        spec.name
+        for step in originals.steps
+        for spec in originals[step].specs
+        if spec.role is TensorRole.BUFFER and not originals[step][spec.key].equal(restored[step][spec.key])
+    }
+    assert different == rounded
+    shown = Console(file=io.StringIO(), width=200)
+    report.show(shown)
+    lines = shown.file.getvalue().splitlines()
+    row = next((line for line in lines if line.startswith("buffers")), "")
+    assert bool(row) == bool(rounded)
+    assert words in row
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "optimizer.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("choice", OPTIMIZER_CHOICES)
+def test_every_choice_has_a_row(choice):
+    assert f"\n| `{choice}`" in PAGE

@@ -1,7 +1,5 @@
 """Runs that are short, still or explode: what cannot be controlled is exact, and nothing is lost."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -39,14 +37,7 @@ EXPLOSIONS = {
 }
 
 
-def run_with(
-    folder,
-    change=None,
-    at=0,
-    n_saves=N_SAVES,
-    second_moments=1.0,
-    frozen=False,
-):
+def run_with(folder, change=None, at=0, n_saves=N_SAVES, second_moments=1.0, frozen=False):
     """Write a run whose weights explode at one save; training goes on from what it was. Return its models."""
     folder.mkdir()
     network = model()

@@ -1,7 +1,5 @@
 """A chain knows where training was restored: said, remembered, or seen in the values themselves."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import dataclass, field
 

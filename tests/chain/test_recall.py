@@ -84,11 +84,7 @@ def run_path(tmp_path):
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("between", [delete, rewrite, rewrite_unnoticed])
 def test_the_blocks_are_the_same_where_the_previous_file_is_gone_or_has_changed(
-    codec,
-    between,
-    run_path,
-    tmp_path,
-    caplog,
+    codec, between, run_path, tmp_path, caplog
 ):
     inshrink_core.compress(run_path, tmp_path / "whole.inshrink", codec=codec, optimizer="exact")
     with caplog.at_level("INFO", logger="inshrink_core"):

@@ -25,11 +25,6 @@ def test_figures_are_short_and_have_at_most_three_digits(kind):
     assert {value: write(value) for value in expected} == expected
 
 
-def test_long_lists_of_steps_are_cut():
-    assert formatting.steps_in_short(range(0, 500, 10)) == "0, 10 … 490 (50 steps)"
-    assert formatting.steps_in_short(()) == "none"
-
-
 def test_control_characters_are_shown_not_sent():
     assert formatting.printable("a\x1b]0;title\x07\nb") == r"a\x1b]0;title\x07 b"
 

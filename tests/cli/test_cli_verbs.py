@@ -7,7 +7,9 @@ import sys
 import pytest
 import torch
 
+from benchmarks import documents
 from inshrink_core.codecs.lattice.codec import LatticeCodec
+from inshrink_lab.rehearsal import Rehearsal
 
 STEPS = [10, 25, 50]
 
@@ -139,3 +141,78 @@ def test_the_evaluator_of_a_run_is_not_executed_without_consent(cli, archive, sm
     assert outcome.document["error"]["type"] == "UntrustedCodeError"
     assert "--trust-run" in outcome.document["error"]["remedy"]
     assert not witness.exists()
+
+
+def test_json_has_every_figure_and_each_is_documented(cli, task, tmp_path):
+    outcome = cli("rehearse", task, "-o", tmp_path / "out", "--codec", "lossless", "--seeds", 2, "--json")
+    assert outcome.code == 0
+    document = outcome.document
+    assert document["excess"] == document["excess_half_width"] == 0.0
+    assert document["uninterrupted"] == document["restored"]
+    assert document["restored_at"] == [4, 8]
+    assert len(document["curves"]) == 2
+    documented = documents.rows_of(Rehearsal).keys()
+    assert set(document) | {f"curves[].{key}" for key in document["curves"][0]} <= documented
+
+
+KEYS = {
+    *("codec", "bound_kind", "bound", "ratio_weights", "ratio_total", "max_drop", "mean_divergence"),
+    *("config", "encode_mb_per_s", "decode_mb_per_s", "restore_seconds", "peak_memory_bytes"),
+}
+
+
+def test_rows_have_the_promised_keys_and_out_of_reach_is_null(cli, small_run, tmp_path):
+    words = ("bench", small_run, "--codecs", "uniform:bits=8,uniform:bits=2", "-o", tmp_path / "out")
+    outcome = cli(*words, "--bounds", "divergence=0.001", "--json")
+    assert (outcome.code, outcome.err) == (0, "")
+    rows = outcome.document["rows"]
+    assert [row["codec"] for row in rows] == ["repeat", "uniform:bits=8", "uniform:bits=2"]
+    assert all(set(row) >= KEYS for row in rows)
+    assert [row["ratio_weights"] is None for row in rows] == [True, False, True]
+    assert rows[1]["mean_divergence"] <= 0.001 < rows[2]["mean_divergence"]
+
+
+def test_compare_tells_gain_where_asked(cli, archive, small_run):
+    words = ("compare", archive, "--against", small_run, "--steps", "10,25")
+    with_gain = cli(*words, "--gain", "--json").document["steps"]
+    assert with_gain[0]["restore_gain"] is None
+    assert 0 < with_gain[1]["restore_gain"] < 2
+    assert with_gain[1]["restore_noise"] > 0
+
+
+@pytest.fixture
+def based(cli, small_run, tmp_path):
+    """An archive upon a base model that its hint does not lead to, and the base."""
+    made = tmp_path / "made.inshrink"
+    outcome = cli("compress", small_run, "-o", made, "--steps", "50", "--base", f"{small_run}@25")
+    assert outcome.code == 0
+    assert "base model" in outcome.out
+    moved = tmp_path / "a" / "b" / "moved.inshrink"
+    shutil.copytree(made, moved)
+    return moved, f"{small_run}@25"
+
+
+def test_every_verb_that_decodes_asks_for_the_base_and_takes_it(cli, small_run, tmp_path, based):
+    archive, base = based
+    verbs = (
+        ("restore", archive, "-o", tmp_path / "out"),
+        ("verify", archive, "--deep"),
+        ("export", archive, "-o", tmp_path / "one.inshrink"),
+        ("compare", archive, "--against", small_run, "--trust-run"),
+        ("prune", archive, "--stand-alone", "--apply"),
+    )
+    for words in verbs:
+        refused = cli(*words)
+        assert refused.code in (1, 2)
+        assert "base model" in refused.out + refused.err
+        given = cli(*words, "--base", base)
+        assert given.code == 0, given.err
+    assert cli("verify", archive, "--deep").code == 0
+    assert "base" not in cli("inspect", archive, "--json").document
+
+
+def test_watch_begins_upon_a_base(cli, small_run, tmp_path):
+    words = ("compress", small_run, "-o", tmp_path / "w.inshrink", "--watch", "--until", 25, "--poll", 0.1)
+    outcome = cli(*words, "--base", f"{small_run}@10", "--json")
+    assert outcome.code == 0
+    assert outcome.document["base"]["name"] == f"{small_run.name}@10"

@@ -137,9 +137,7 @@ def test_a_child_is_given_no_secrets_and_no_way_into_the_working_directory():
     assert user_environment({"PYTHONPATH": "."}) == {}
 
 
-def test_a_child_works_in_an_empty_folder_which_is_made_anew_where_somebody_tidied_it_away(
-    tmp_path,
-):
+def test_a_child_works_in_an_empty_folder_which_is_made_anew_where_somebody_tidied_it_away(tmp_path):
     shutil.rmtree(empty_directory())
     with (tmp_path / "errors").open("wb") as errors:
         program = "import os, sys; print(os.listdir(), sys.flags.safe_path)"

@@ -1,8 +1,6 @@
 """Pipes, devices, folders and links in the place of files: nothing hangs, nothing outside is touched."""
 
 # ruff: noqa: PT017 - what is refused and what is not follows from the kind of file
-from __future__ import annotations
-
 import os
 import shutil
 import signal

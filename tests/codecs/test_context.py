@@ -55,22 +55,6 @@ def test_regions_that_moved_before_tell_which_move_now():
     assert len(informed) < 0.9 * len(blind)
 
 
-def test_damaged_states_are_refused_or_decode_to_the_spec():
-    values = normal((60, 60), 0)
-    state = coded(values + normal((60, 60), 1, 1e-3), coded(values))
-    payload = bytes(CODEC.rekey(spec_of(values), state).payload)
-    for length in range(0, len(payload), 97):
-        with pytest.raises(DamagedError):
-            CODEC.decode(spec_of(values), Block("context/1", payload[:length]), None)
-    for damaged in (
-        payload + b"\0",
-        bytes([payload[0], 0, 0]) + payload[3:],
-        payload[:2] + b"\xff" + payload[3:],
-    ):
-        with pytest.raises(DamagedError):
-            CODEC.decode(spec_of(values), Block("context/1", damaged), None)
-
-
 def test_symbols_of_a_tensor_without_centroids_are_refused():
     # delta, no centroids; which symbols are zero: none (a constant 1); no values
     payload = bytes([1, 0, 2, 1, 1, 0])

@@ -10,7 +10,6 @@ import torch
 from inshrink_core.checkpoint import TensorRole, TensorSpec
 from inshrink_core.codec import TensorInput
 from inshrink_core.codecs.inshrinkerator.codec import InshrinkeratorCodec
-from inshrink_core.coding.symbols import encode_symbols
 from inshrink_core.errors import DamagedError
 from inshrink_core.frame import Block
 from inshrink_core.quantization.codebook import round_to_bfloat16
@@ -214,16 +213,6 @@ def test_lazily_negated_values_and_gradients_are_taken_as_what_they_are():
 
 
 # Bytes
-
-
-def test_a_payload_put_together_by_hand_decodes():
-    stream = encode_symbols(torch.tensor([1, 2, 3, 0], dtype=torch.uint8), 4, None, 0)
-    codebook = bytes.fromhex("80bf003f")  # bfloat16 of -1 and 0.5
-    protected = bytes.fromhex("00" + "4040")  # lossless/1, raw, bfloat16 of 3
-    payload = bytes([0x10, 2]) + codebook + bytes([len(stream)]) + stream + protected
-    spec = TensorSpec(name="w", role=TensorRole.WEIGHT, dtype="float32", shape=(2, 2))
-    restored = CODEC.decode(spec, Block("inshrinkerator/1", payload), None).decoded()
-    assert restored.tolist() == [[3.0, -1.0], [0.5, 0.0]]
 
 
 def _damaged(payload, message, reference=None, dtype="float32"):

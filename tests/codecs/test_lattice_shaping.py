@@ -111,12 +111,7 @@ def test_after_a_restore_the_movement_is_kept_within_the_feedback():
         learning_rates={"layer.weight": 1e-3}, after_restore=True, memory={"movement": 1e-3}
     )
     (_, after), _ = frame(
-        restored + movement,
-        ON,
-        before,
-        context=context,
-        restored=restored,
-        moment_before=giving(moment(3)),
+        restored + movement, ON, before, context=context, restored=restored, moment_before=giving(moment(3))
     )
     arrived = after.decoded() - restored
     assert -0.01 < float((arrived * movement).sum() / movement.square().sum()) - 1 < 0.04

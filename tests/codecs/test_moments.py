@@ -22,11 +22,7 @@ def spec_of(tensor, role=TensorRole.EXP_AVG):
 
 
 def item_of(tensor, role, second=None):
-    return TensorInput(
-        spec=spec_of(tensor, role),
-        tensor=tensor,
-        auxiliaries={TensorRole.EXP_AVG_SQ: second},
-    )
+    return TensorInput(spec=spec_of(tensor, role), tensor=tensor, auxiliaries={TensorRole.EXP_AVG_SQ: second})
 
 
 def encode(tensor, role, preset="fidelity", reference=None, second=None):
@@ -181,11 +177,7 @@ def test_rank_one_factors_reproduce_a_rank_one_matrix_within_half_an_octave_and_
 
 @pytest.mark.parametrize(
     ("role", "preset"),
-    [
-        (TensorRole.EXP_AVG, "fidelity"),
-        (TensorRole.MOMENTUM, "fidelity"),
-        (TensorRole.MOMENTUM, "ratio"),
-    ],
+    [(TensorRole.EXP_AVG, "fidelity"), (TensorRole.MOMENTUM, "fidelity"), (TensorRole.MOMENTUM, "ratio")],
 )
 def test_a_first_moment_keeps_its_projection_on_itself(role, preset):
     scale = torch.logspace(-4, 0, 60)[:, None]

@@ -31,10 +31,7 @@ CONFIGS = {
         "filled": ExcpCodec(coder="huffman", pruned_second_moment="mean", keyframe="quantized"),
     },
     "qd": {"default": QdCodec(), "narrow": QdCodec(bits=4, spread=2, grid="held", coder="rans")},
-    "uniform": {
-        "default": UniformCodec(),
-        "coarse": UniformCodec(bits=3, coder="zstd", vectors="quantized"),
-    },
+    "uniform": {"default": UniformCodec(), "coarse": UniformCodec(bits=3, coder="zstd", vectors="quantized")},
     "context": {"default": ContextCodec(), "wide": ContextCodec(bits=6, keyframe="quantized")},
 }
 

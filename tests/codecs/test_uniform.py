@@ -54,17 +54,6 @@ def test_vectors_are_exact_unless_the_config_says_otherwise():
     assert encode(vector, UniformCodec(vectors="quantized")).block.codec == "uniform/1"
 
 
-def test_a_payload_put_together_by_hand_decodes():
-    # flags 0, two bits, bounds -1 and 2, packed symbols 0, 1, 2, 3 (lowest bits first)
-    payload = bytes([0, 2]) + struct.pack("<ff", -1.0, 2.0) + bytes([0, 0b11100100])
-    decoded = CODEC.decode(spec_of(torch.zeros(2, 2)), Block("uniform/1", payload), None)
-    assert decoded.decoded().tolist() == [[-1.0, 0.0], [1.0, 2.0]]
-    # against it, its grid held, every number one lower: 0 - 1 wraps to 3
-    second = Block("uniform/1", bytes([3, 2, 1, 1]))
-    moved = CODEC.decode(spec_of(torch.zeros(2, 2)), second, decoded)
-    assert moved.decoded().tolist() == [[2.0, -1.0], [0.0, 1.0]]
-
-
 def test_headers_that_contradict_themselves_are_refused():
     spec = spec_of(torch.zeros(2, 2))
     bounds = struct.pack("<ff", -1.0, 2.0)

@@ -101,10 +101,7 @@ def test_damaged_payloads_are_refused_or_decode_to_as_many_values(coder):
             continue
 
 
-@pytest.mark.parametrize(
-    "decode",
-    [decode_flat, decode_adaptive, decode_rans],
-)
+@pytest.mark.parametrize("decode", [decode_flat, decode_adaptive, decode_rans])
 @pytest.mark.parametrize(
     "payload", [b"", b"\6", b"\1", b"\1\4", b"\1\0\0", b"\2", b"\3\0", b"\0", b"\0\0\0", b"\7\0"]
 )

@@ -1,7 +1,5 @@
 """Folders are made so that they last, and working folders leave nothing, whoever dies."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

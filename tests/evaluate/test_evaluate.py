@@ -307,10 +307,7 @@ def test_ctrl_c_ends_the_child_too(tmp_path):
         f"Evaluator({str(tmp_path / 'evaluator.py') + ':evaluate'!r}).evaluate({{'w': torch.ones(1)}})"
     )
     parent = subprocess.Popen(
-        [sys.executable, "-c", script],
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-        preexec_fn=hear_ctrl_c,
+        [sys.executable, "-c", script], stderr=subprocess.PIPE, start_new_session=True, preexec_fn=hear_ctrl_c
     )
     try:
         deadline = time.monotonic() + 60

@@ -1,7 +1,5 @@
 """Evaluators of runs with several models: each gets the model that it asks for, and loads it strictly."""
 
-from __future__ import annotations
-
 import copy
 import re
 from typing import Any

@@ -1,11 +1,13 @@
-"""Streams of threads: one each, idle ones reused, and nothing leaves one before its work has ended."""
+"""Streams of threads: one each, idle ones reused; and a training's process group is its own."""
 
 import contextlib
 from typing import ClassVar
 
 import pytest
 import torch
+from torch import distributed
 
+import inshrink_core
 from inshrink_core.execution import device as devices
 from inshrink_core.execution.device import separate_stream, upload
 
@@ -62,3 +64,22 @@ def test_the_cpu_has_no_streams_and_no_copies(streams):
     with separate_stream("cpu"):
         assert upload(values, "cpu") is values
     assert not streams
+
+
+@pytest.fixture
+def training(monkeypatch):
+    """A process that torchrun started, whose training has a process group."""
+    variables = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "TORCHELASTIC_RUN_ID": "none"}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+def test_restore_and_verify_leave_the_group_of_a_training_alone(tmp_path, training):
+    torch.save({"weight": torch.ones(4, 4)}, tmp_path / "model-1.pt")
+    inshrink_core.compress(tmp_path, tmp_path / "a.inshrink")
+    inshrink_core.restore(tmp_path / "a.inshrink", tmp_path / "restored")
+    inshrink_core.verify(tmp_path / "a.inshrink", deep=True)
+    assert distributed.is_initialized()

@@ -1,9 +1,10 @@
-"""Results that are kept: found again, made again where they cannot be read, and never half there."""
+"""Results that are kept, never half there; working folders, each its process's own, and gone with it."""
 
 import json
 import math
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from inshrink_core.errors import StorageError
+from inshrink_core.execution.files import new_locked, working_folder
 from inshrink_core.execution.results import ResultStore, add_line, parse_record, shared_lines
 
 
@@ -133,3 +135,22 @@ def test_a_shared_log_is_never_written_through_a_link(tmp_path):
     with pytest.raises(StorageError):
         add_line(tmp_path / "log.jsonl", {"n": 1})
     assert target.read_text() == "mine"
+
+
+def test_a_folder_that_another_process_takes_for_one_that_was_left_is_made_again(tmp_path, monkeypatch):
+    make, made = tempfile.mkdtemp, []
+
+    def taken(**asked):
+        made.append(folder := make(**asked))
+        if len(made) == 1:
+            new_locked(tmp_path)[1].close()  # another process begins before the first folder is held
+        return folder
+
+    monkeypatch.setattr(tempfile, "mkdtemp", taken)
+    with working_folder(tmp_path) as folder:
+        assert folder.is_dir()
+        assert len(made) == 3, "the first was taken"
+        with working_folder(tmp_path) as other:
+            assert folder.is_dir(), "this one is held"
+            assert other.is_dir()
+    assert not list(tmp_path.glob(".inshrink-*"))

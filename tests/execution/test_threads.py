@@ -1,7 +1,5 @@
 """Results come in order, errors where they belong, and no more than a window is held."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import threading

@@ -10,8 +10,6 @@ attributed right, unattributed, and wrong, by what was looked at:
 - ``all``: as a user has it.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Mapping
 from pathlib import Path

@@ -7,11 +7,7 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint import FileSystemWriter, SavePlan
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner, create_default_global_save_plan
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    MetadataIndex,
-    TensorProperties,
-)
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
 Shard = tuple[int, Sequence[int], Tensor]
@@ -36,11 +32,7 @@ def _item(name, shape, offsets, values):
     return WriteItem(MetadataIndex(name, offsets), WriteItemType.SHARD, tensor_data=data)
 
 
-def save_shards(
-    folder,
-    tensors,
-    paths=None,
-):
+def save_shards(folder, tensors, paths=None):
     """Write tensors by name, each with the shape of the whole and its shards, as so many ranks would."""
     values = {
         (name, tuple(offsets)): part for name, (_, shards) in tensors.items() for _, offsets, part in shards

@@ -47,12 +47,6 @@ def test_two_hundred_thousand_refused_names_make_a_short_message():
     assert caught.value.wanted[-1] == "(and 199,000 imports more)"
 
 
-def test_every_part_of_a_message_is_bounded():
-    error = DamagedError("a" * 10**6, where="b" * 10**6, expected="c" * 10**6, found="d" * 10**6)
-    assert len(str(error)) < 20_000
-    assert str(error).startswith("bbb")
-
-
 def test_odd_keys_stay_apart_and_names_of_tensors_stay_what_they_were():
     told = read_pickle(pickle.dumps({1.5: "a", (1, 2): "b", 1 << 70: "c", (1, 3): "d", "e": 1, 7: 2}))
     assert sorted(map(str, told)) == ["(1, 2)", "(1, 3)", "0x400000000000000000", "1.5", "7", "e"]

@@ -57,12 +57,9 @@ def wrapped():
 
 AVERAGES = {
     "ema": {"model": STATE, "ema": EMA},
-    "timm": {"state_dict": STATE, "state_dict_ema": EMA, "arch": "net", "epoch": 1},
-    "BasicSR": {"params": STATE, "params_ema": EMA},
     "a network of any name": {"network": STATE, "network_ema": EMA},
     "state dict in the average": {"model": STATE, "ema": {"state_dict": EMA, "decay": 0.9}},
     "AveragedModel": {"model": STATE, "averaged_model": wrapped()},
-    "swa_utils": {"state_dict": STATE, "swa_state_dict": wrapped()},
     "EMAModel of diffusers": {"model": STATE, "ema": {"decay": 0.9, "shadow_params": SHADOW}},
     "torch_ema": {
         "model": STATE,

@@ -40,22 +40,14 @@ def _keys(path, **keys):
 
 
 LAYOUTS = {
-    "PyTorch's examples": ["checkpoint_1.pth.tar", "checkpoint_2.pth.tar", "checkpoint_10.pth.tar"],
-    "accelerate by epoch": ["epoch_0", "epoch_1", "epoch_10"],
     "kohya by step": ["lora-step00000500.safetensors", "lora-step00001000.safetensors"],
     "OLMo with tokens": ["stage1-step1000-tokens5B", "stage1-step11000-tokens46B"],
     "Pythia": ["step1", "step512", "step1000", "step143000"],
     "lit-gpt": ["step-00000500/lit_model.pth", "step-00001000/lit_model.pth"],
-    "Lightning with a metric": ["epoch=1-val_loss=0.50.ckpt", "epoch=2-val_loss=1.20.ckpt"],
     "mmengine by iteration": ["iter_900.pth", "iter_1000.pth"],
-    "StyleGAN": ["network-snapshot-000200.pt", "network-snapshot-000400.pt"],
     "StyleGAN with kimg": ["00000-stylegan2-ffhq256-kimg900.pt", "00000-stylegan2-ffhq256-kimg1000.pt"],
     "EDM": ["training-state-005017.pt", "training-state-010035.pt"],
-    "denoising-diffusion-pytorch": ["model-9.pt", "model-10.pt"],
-    "Stable-Baselines": ["rl_model_5000_steps.pt", "rl_model_10000_steps.pt"],
-    "Isaac": ["model_50.pt", "model_1500.pt"],
     "Ray Tune": ["trial_0/checkpoint_000009", "trial_0/checkpoint_000010"],
-    "MAE": ["checkpoint-80.pth", "checkpoint-100.pth"],
     "wandb": ["run-20240512_134550-3k5j2h9x/model_9.pt", "run-20240512_134550-3k5j2h9x/model_10.pt"],
     "TensorFlow": ["model.ckpt-900.pt", "model.ckpt-1000.pt"],
     "two counters": ["ep1_it500.pt", "ep1_it1000.pt", "ep2_it1500.pt"],

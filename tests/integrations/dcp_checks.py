@@ -33,10 +33,7 @@ def samples(n=32):
 
 def answer(model, inputs, labels):
     logits = model(inputs)
-    return {
-        "loss": functional.cross_entropy(logits, labels),
-        "log_probs": functional.log_softmax(logits, 1),
-    }
+    return {"loss": functional.cross_entropy(logits, labels), "log_probs": functional.log_softmax(logits, 1)}
 
 
 def check(model):

@@ -70,10 +70,7 @@ def free_port():
 def running(command, port, **environment):
     """Run a server until it is no longer needed."""
     process = subprocess.Popen(
-        command,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, **environment},
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, **environment}
     )
     try:
         until = time.monotonic() + 60

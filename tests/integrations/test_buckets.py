@@ -4,8 +4,6 @@ import base64
 import contextlib
 import io
 import os
-import subprocess
-import sys
 import uuid
 
 import pytest
@@ -16,8 +14,7 @@ pytest.importorskip("moto", reason="moto[server] is not installed")
 import torch
 
 import inshrink_core
-from inshrink_core.archive import ArchiveReader, ArchiveWriter, check_archive
-from inshrink_core.archive.storage import objects, storage_at, uploads
+from inshrink_core.archive.storage import objects, storage_at
 from inshrink_core.errors import DamagedError
 from inshrink_core.formats import open_run
 from inshrink_core.testing.storages import StorageSuite
@@ -106,29 +103,6 @@ class TestBuckets(StorageSuite):
         return f"{self.bucket.url}/{folder.name}"
 
 
-def append(writer, step):
-    head = writer.reader.head
-    parent = None if head is None else head.frame_id
-    kind = "keyframe" if parent is None else "delta"
-    with writer.begin(step=step, kind=kind, parent_id=parent) as frame:
-        frame.add("w", "raw/1", bytes([step % 256]) * 5000, attributes=("weight", "uint8", [5000], False))
-        frame.commit({"step": step})
-
-
-def steps_of(url):
-    return [frame.step for frame in ArchiveReader.open(url).frames]
-
-
-def is_sound(url):
-    """Every frame says what it should, and nothing is wrong that the next writer does not mend."""
-    reader = ArchiveReader.open(url)
-    for info in reader.frames:
-        frame = reader.frame(info.frame_id)
-        assert frame.read(frame.entry("w")) == bytes([info.step % 256]) * 5000
-    assert [problem for problem in check_archive(url) if not problem.leftover] == []
-    return True
-
-
 @pytest.mark.parametrize("fate", ["refuse", "drop", "lose", "cut"])
 def test_large_frames_arrive_whole_through_failures(bucket, monkeypatch, fate):
     monkeypatch.setattr(objects, "LARGE_NBYTES", 6 << 20)
@@ -145,45 +119,6 @@ def test_large_frames_arrive_whole_through_failures(bucket, monkeypatch, fate):
     assert storage_at(url).load("frames/large")[0] == content
     assert storage_at(url).load("frames/behind")[0] == content
     assert storage_at(url).remains("frames") == ()
-
-
-RIVAL = """
-import os, sys
-from inshrink_core.archive import ArchiveWriter
-from inshrink_core.errors import LockedError
-url, first, n = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-done = 0
-while done < n:
-    try:
-        with ArchiveWriter(url) as writer:
-            with writer.begin(step=first + done, kind="keyframe", parent_id=None) as frame:
-                content = bytes([(first + done) % 256]) * 5000
-                frame.add("w", "raw/1", content, attributes=("weight", "uint8", [5000], False))
-                frame.commit({})
-            writer.flush()
-            done += 1
-            print(first + done - 1, flush=True)
-    except LockedError:
-        pass
-"""
-
-
-def test_racing_processes_on_machines_of_their_own_lose_nothing_that_was_committed(url, tmp_path):
-    ArchiveWriter(url, create=True).close()
-    rivals = [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-c", RIVAL, url, str(1000 * (i + 1)), "4"],
-            env={**os.environ, uploads.QUEUE_VARIABLE: str(tmp_path / f"machine{i}")},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        for i in range(3)
-    ]
-    committed = [int(line) for rival in rivals for line in rival.communicate(timeout=240)[0].split()]
-    assert len(committed) == 12
-    assert set(committed) <= set(steps_of(url))
-    assert is_sound(url)
 
 
 def test_what_azure_refuses_is_one_line_on_the_command_line_and_says_no_secret(azure, monkeypatch):

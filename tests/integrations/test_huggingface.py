@@ -12,17 +12,11 @@ import inshrink_core
 from inshrink_core.chain import Archive
 from inshrink_core.chain.meta import QUALITY
 from inshrink_core.errors import InputError, LockedError, StepConflictError
-from inshrink_core.training import Retention, Saver
+from inshrink_core.training import Saver
 
 pytest.importorskip("transformers", reason="needs the extra 'hf': make test-integrations")
 
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    Trainer,
-    TrainerCallback,
-    TrainingArguments,
-)
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
 from inshrink_core.integrations.huggingface import InshrinkCallback, restore_checkpoint
 
@@ -173,19 +167,3 @@ def test_the_program_of_the_page_runs_twice_and_goes_on(tmp_path, monkeypatch):
         names = {"model": model(), "arguments": arguments, "dataset": data()}
         exec(program, names)
     assert inshrink_core.open(tmp_path / "run.inshrink").steps == (2, 4, 6)
-
-
-def test_a_policy_keeps_the_best_steps_by_the_trainers_own_log_and_the_last_state(tmp_path):
-    policy = Retention(keep_last=1, keep_best="eval_loss:1", optimizer_last=1)
-    callback = InshrinkCallback(tmp_path / "a", retention=policy, **EXACT)
-    options = {"eval_strategy": "steps", "eval_steps": 2}
-    one = trainer(tmp_path / "out", [callback], **options)
-    one.eval_dataset = data()
-    one.train()
-    assert callback.failures == {}
-    archive = inshrink_core.open(tmp_path / "a")
-    losses = {row["step"]: row["eval_loss"] for row in one.state.log_history if "eval_loss" in row}
-    assert archive.steps == tuple(sorted({6, min(losses, key=lambda step: (losses[step], -step))}))
-    assert [any("@" in key for key in archive[step]) for step in archive.steps] == [
-        step == 6 for step in archive.steps
-    ]

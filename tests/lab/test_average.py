@@ -146,13 +146,7 @@ def test_a_search_that_is_cancelled_writes_nothing(run_path, tmp_path):
             raise CancelledError
 
     with pytest.raises(CancelledError):
-        average(
-            run_path,
-            tmp_path / "out",
-            search=True,
-            evaluator=judge_file(tmp_path),
-            progress=cancel,
-        )
+        average(run_path, tmp_path / "out", search=True, evaluator=judge_file(tmp_path), progress=cancel)
     assert not (tmp_path / "out").exists()
 
 

@@ -1,6 +1,7 @@
 """The rehearsal: a control at exactly zero, failures that are real, and no training done twice."""
 
 import json
+import math
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ import inshrink_lab
 from inshrink_core.errors import InputError
 from inshrink_lab import failing as training
 from inshrink_lab.failing import Setup
+from inshrink_lab.rehearsal import Rehearsal, half_width
+from inshrink_lab.results import TrainingResult
 
 TASK = '''
 import torch
@@ -108,15 +111,6 @@ def test_a_coarse_codec_changes_the_training_from_the_first_failure_on(task, tmp
     assert all(item != other for item, other in zip(before.metrics[2:], after.metrics[2:], strict=True))
     assert result.excess != 0.0
     assert result.excess_half_width is None
-
-
-def test_every_step_of_every_seed_has_a_batch_of_its_own(task, tmp_path):
-    drawn = set()
-    for seed in range(3):
-        for step in range(1, 50):
-            generator = torch.Generator().manual_seed(seed * training._SEED_STRIDE + step)
-            drawn.add(float(torch.rand((), dtype=torch.float64, generator=generator)))
-    assert len(drawn) == 3 * 49
 
 
 def test_finished_trainings_are_not_run_again_and_codecs_share_the_uninterrupted(task, tmp_path, counted):
@@ -229,3 +223,78 @@ def test_the_report_has_the_pairs_that_are_finished(task, tmp_path):
     assert [item["rehearsal"]["seeds"] for item in seen] == [[0]]
     (report,) = (tmp_path / "reports").iterdir()
     assert json.loads(report.read_text())["rehearsal"] == json.loads(json.dumps(made.to_json()))
+
+
+def result(final, **sizes):
+    return TrainingResult(
+        seed=0, steps=(1, 2), metrics=(9.0, final), train_losses=(1.0, 1.0), seconds=1.0, **sizes
+    )
+
+
+def rehearsal(before, after, direction="lower"):
+    return Rehearsal(
+        task="t",
+        metric="m",
+        direction=direction,
+        codec="c",
+        config={},
+        optimizer="exact",
+        n_steps=2,
+        n_saves=2,
+        restored_at=(1,),
+        uninterrupted=tuple(result(value) for value in before),
+        restored=tuple(
+            result(value, raw_weights=100, weights_nbytes=10 * (i + 1), raw_total=300, nbytes=100 * (i + 1))
+            for i, value in enumerate(after)
+        ),
+    )
+
+
+def test_excess_is_the_mean_of_paired_relative_changes_for_the_worse():
+    found = rehearsal([2.0, 4.0], [2.02, 4.12])
+    assert found.excesses == pytest.approx((0.01, 0.03))
+    assert found.excess == pytest.approx(0.02)
+    # t = 12.706 at one degree of freedom, sd = √2 · 0.01, n = 2
+    assert found.excess_half_width == pytest.approx(12.706 * math.sqrt(2) * 0.01 / math.sqrt(2))
+    assert found.noise == pytest.approx(math.sqrt(2) / 3)
+
+
+def test_ratios_are_those_of_all_frames_together():
+    found = rehearsal([1.0, 1.0], [1.0, 1.0])
+    assert found.ratio_weights == pytest.approx(200 / 30)
+    assert found.ratio_total == pytest.approx(600 / 300)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "direction", "excess"),
+    [
+        ([0.5, 0.5], [0.4, 0.4], "higher", pytest.approx(0.2)),
+        ([1.0], [1.1], "lower", pytest.approx(0.1)),  # one seed has neither half width nor noise
+        ([0.0, 1.0], [1.0, 1.0], "lower", None),
+        ([1.0, 1.0], [math.nan, 1.0], "lower", None),
+    ],
+)
+def test_an_excess_is_relative_for_the_worse_and_known_if_it_is_for_every_seed(
+    before, after, direction, excess
+):
+    found = rehearsal(before, after, direction)
+    assert found.excess == excess
+    assert (found.excess_half_width is None) == (excess is None or len(before) == 1)
+    assert (found.noise is None) == (len(before) == 1)
+
+
+@pytest.mark.parametrize("n", [2, 3, 5, 12, 31, 32, 60, 500])
+def test_half_width_agrees_with_the_distribution_of_t(n):
+    stats = pytest.importorskip("scipy.stats", reason="the oracle")
+    values = [float(i % 7) for i in range(n)]
+    mean = sum(values) / n
+    sd = math.sqrt(sum((value - mean) ** 2 for value in values) / (n - 1))
+    assert half_width(values) == pytest.approx(stats.t.ppf(0.975, n - 1) * sd / math.sqrt(n), rel=1e-3)
+
+
+def test_the_document_has_the_figures_and_the_curves():
+    document = rehearsal([2.0, 4.0], [2.02, 4.12]).to_json()
+    assert document["uninterrupted"] == [2.0, 4.0]
+    assert document["restored"] == [2.02, 4.12]
+    assert document["curves"][1]["restored"] == [9.0, 4.12]
+    assert {"excess", "excess_half_width", "noise", "ratio_weights", "ratio_total"} <= document.keys()

@@ -3,8 +3,6 @@
 Triton decides on import whether it interprets, so the process of the tests itself cannot.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,10 +1,21 @@
-"""Machine code that was made before is taken where it fits, and never where it does not."""
+"""Ops are found by device, machine code that fits is taken, and who waits for it is told so."""
 
+import io
+import logging
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
+from importlib.util import find_spec
 
 import pytest
+import torch
+from rich.console import Console
+
+from inshrink_core.cli.output import _printed_above
+from inshrink_core.ops import Backend, force_backend, lattice
+from inshrink_core.ops.cpu import compiled
+from inshrink_core.ops.quantize import sensitivity_histogram
 
 KERNEL = """
 from inshrink_core.ops.cpu.compiled import kernel
@@ -70,3 +81,59 @@ def test_machine_code_is_taken_in_the_place_of_compiling_but_not_that_of_other_s
 def test_machine_code_of_another_processor_is_not_taken(run):
     run(0, "first", INSHRINK_WRITE_KERNELS="1", NUMBA_CPU_NAME="x86-64", NUMBA_CPU_FEATURES="")
     assert run(0, "second", NUMBA_CPU_NAME="x86-64-v2", NUMBA_CPU_FEATURES="") == (3, 1)
+
+
+def test_compiling_is_told_once_a_second_has_passed_and_never_again(monkeypatch, caplog):
+    caplog.set_level(logging.INFO, "inshrink_core.ops.cpu.compiled")
+    listener, times = compiled._Compiling(), iter((1.0, 1.6, 2.2))
+    monkeypatch.setattr(compiled.time, "perf_counter", lambda: next(times))
+    for n_told in (0, 1, 1):
+        listener.on_start(None)
+        listener.on_end(None)
+        assert caplog.messages == ["compiling kernels, once after an installation"] * n_told
+
+
+def test_the_line_stands_above_the_bar_and_nowhere_after_it():
+    shown, logger = io.StringIO(), logging.getLogger("inshrink_core.ops.cpu.compiled")
+    before = logger.level
+    with _printed_above(Console(file=shown)):
+        logger.info("compiling kernels")
+    logger.info("compiling more")
+    assert shown.getvalue() == "compiling kernels\n"
+    assert (logger.level, logger.handlers) == (before, [])
+
+
+def runs(context):
+    """The modules of the functions that `sensitivity_histogram`, which Triton lacks, calls in a context."""
+    calls = []
+
+    def profile(frame, event, _):
+        if event == "call" and frame.f_code.co_name == "sensitivity_histogram":
+            calls.append(frame.f_globals["__name__"])
+
+    with context:
+        sys.setprofile(profile)
+        try:
+            sensitivity_histogram(torch.ones(4), torch.ones(4))
+        finally:
+            sys.setprofile(None)
+    return calls
+
+
+def test_a_back_end_runs_its_kernel_and_one_without_runs_plain_torch():
+    for backend in (Backend.REFERENCE, Backend.CUDA):
+        assert runs(force_backend(backend)) == ["inshrink_core.ops.quantize"]
+    assert runs(force_backend(Backend.CPU)) == ["inshrink_core.ops.cpu.quantize"]
+    assert runs(nullcontext()) == ["inshrink_core.ops.cpu.quantize"]
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+def test_no_kernel_is_launched_for_no_elements():
+    grid = lattice.Lattice(1.0, 1, 1.0, 2**24 - 1)
+    with force_backend(Backend.CUDA):
+        assert lattice.round_to_lattice(torch.zeros(0), None, None, grid).largest == 0
+
+
+def test_importing_ops_imports_no_compiler():
+    code = "import sys, inshrink_core.ops; sys.exit('numba' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,7 +1,5 @@
 """Evaluators that run in the test's own process, in the place of a child's."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

@@ -5,22 +5,14 @@ import dataclasses
 import pytest
 import torch
 
-from inshrink_core.chain import (
-    Archive,
-    ChainConfig,
-    ChainState,
-    Override,
-    archive_size,
-    look_ahead,
-)
+from inshrink_core.chain import Archive, ChainConfig, ChainState, Override, archive_size, look_ahead
 from inshrink_core.chain.defaults import make_chain_config
 from inshrink_core.checkpoint import MODEL_ROLES, LayerType
 from inshrink_core.codec import get_codec
-from inshrink_core.codecs.lattice.codec import LatticeCodec
 from inshrink_core.errors import ConfigError, EvaluatorError
 from inshrink_core.formats import open_run
 from inshrink_core.search.bounds import Bounds
-from inshrink_core.search.measure import encode_chain, encode_step, following, sample_keys, step_ratio
+from inshrink_core.search.measure import encode_chain, encode_step, following, sample_keys
 from inshrink_core.search.search import ChainTrials
 from inshrink_core.search.space import space_of, with_settings
 from inshrink_core.search.trials import BoundEvaluator, TrialLog, evaluator_digest
@@ -262,16 +254,6 @@ def test_a_sample_without_the_tensors_of_an_override_is_encoded_all_the_same(run
     )
     with pytest.raises(ConfigError, match=r"no tensor matches the override 'nowhere'"):
         encode_step(elsewhere, run[5], ChainState())
-
-
-def test_the_ratio_of_a_step_is_estimated(run):
-    fine, default, coarse = (
-        step_ratio(with_settings(base(), LINE.settings(value)), run[5], ChainState(), None)
-        for value in (1.0, LatticeCodec().coarseness, 6.0)
-    )
-    encoded = encode_step(base(), run[5], ChainState())
-    assert default == pytest.approx(encoded.raw_weights / encoded.weights_nbytes, rel=0.01)
-    assert coarse > fine
 
 
 @pytest.mark.parametrize("optimizer", ["compressed", "exact", "drop"])

@@ -1,7 +1,5 @@
 """An allocation by hand: sums of what levels told, the price of a bit, and settings for each tensor."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -191,8 +189,8 @@ def estimated():
     run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
     asked = {"steps": run.steps[-3:], "keyframe_every": 2, "device": "cpu"}
     fine, coarse = space_of("lattice").levels(2)
-    each = [f"coarseness={coarse.settings['coarseness']}"]
-    found = inshrink_core.verbs.estimate(run, config=fine.settings, each=each, by_tensor=True, **asked)
+    each = [f"coarseness={coarse['coarseness']}"]
+    found = inshrink_core.verbs.estimate(run, config=fine, each=each, by_tensor=True, **asked)
     return run, (found, *found.each)
 
 

@@ -6,12 +6,7 @@ import pytest
 
 import inshrink_core
 from inshrink_core.chain.restoring import LINEAGE_NAME, read_lineage, restore_folder
-from inshrink_core.errors import (
-    ExistsError,
-    InshrinkError,
-    StepConflictError,
-    StorageError,
-)
+from inshrink_core.errors import ExistsError, InshrinkError, StepConflictError, StorageError
 from inshrink_core.training import Saver
 from inshrink_core.training import spool as spools
 from inshrink_core.training.spool import Spool, spool_folder

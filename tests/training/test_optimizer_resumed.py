@@ -71,11 +71,7 @@ def test_losses_after_a_lossless_restore_are_those_without_a_failure(resumed):
 
 
 @pytest.mark.parametrize(
-    ("make", "state"),
-    [
-        (adam, "compressed"),
-        *((sgd, state) for state in ("compressed", "compact")),
-    ],
+    ("make", "state"), [(adam, "compressed"), *((sgd, state) for state in ("compressed", "compact"))]
 )
 def test_the_loss_after_a_restore_is_within_three_thousandths(resumed, make, state):
     exact = resumed(make, "exact")

@@ -251,25 +251,6 @@ def test_a_process_that_ends_without_close_archives_what_is_pending(path):
     assert not spool_folder(path).exists()
 
 
-def test_a_recovered_save_keeps_its_lineage(path, monkeypatch):
-    network, optimizer, saver = begin(path)
-    for step in (1, 2):
-        train(network, optimizer, range(step, step + 1))
-        saver.save(step)
-    saver.restore(1)
-    with monkeypatch.context() as patch:
-        spoil(patch)
-        train(network, optimizer, range(9, 10))
-        saver.save(2)
-        with pytest.raises(StorageError):
-            saver.close()
-    with begin(path)[2]:
-        pass
-    history = frames(path)
-    assert [(frame.step, frame.branch) for frame in history] == [(1, 0), (2, 0), (2, 1)]
-    assert history[2].parent_id == history[0].frame_id
-
-
 def test_half_a_save_is_removed(path):
     spool = spool_folder(path)
     (spool / ".00000003.tmp").mkdir(parents=True)

@@ -7,7 +7,7 @@ import pytest
 import inshrink_core
 from inshrink_core.errors import NotFoundError, StepConflictError, UnreadableError
 from inshrink_core.verbs import prune
-from tests.formats.test_fates import save
+from tests.formats.test_runs import save
 
 
 @pytest.fixture

@@ -139,8 +139,7 @@ def test_it_lies_with_the_run_and_of_an_archive_alone_with_the_user(judged, tmp_
 
 
 @pytest.mark.parametrize(
-    ("field", "value"),
-    [("steps", [{}]), ("steps", 3), ("at", 1e300), ("at", "x"), ("direction", "up")],
+    ("field", "value"), [("steps", [{}]), ("steps", 3), ("at", 1e300), ("at", "x"), ("direction", "up")]
 )
 def test_a_kept_comparison_that_is_malformed_is_passed_over(judged, tmp_path, field, value):
     run, archive, judge, _ = judged

@@ -13,13 +13,7 @@ from pathlib import Path
 import pytest
 
 import inshrink_core
-from inshrink_core.archive import (
-    ArchiveReader,
-    ArchiveWriter,
-    PartWriter,
-    check_archive,
-    commit_parts,
-)
+from inshrink_core.archive import ArchiveReader, ArchiveWriter, PartWriter, check_archive, commit_parts
 from inshrink_core.chain import Archive
 from inshrink_core.chain.parts import Share, share_of
 from inshrink_core.cli import main

@@ -1,7 +1,5 @@
 """State of tiny trainings at a step, and the files that frameworks put it into."""
 
-from __future__ import annotations
-
 import io
 import json
 import shutil

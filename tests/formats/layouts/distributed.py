@@ -1,7 +1,5 @@
 """Trainings on many devices: sharded, by rank, and several models of one step in folders."""
 
-from __future__ import annotations
-
 import json
 from argparse import Namespace
 from typing import Any

@@ -1,7 +1,5 @@
 """A public layout of checkpoints, and what must come of a run that has it."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

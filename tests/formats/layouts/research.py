@@ -1,7 +1,5 @@
 """Research code: vision, generative models, speech, scenes and reinforcement learning."""
 
-from __future__ import annotations
-
 import pickle
 import zipfile
 from argparse import Namespace

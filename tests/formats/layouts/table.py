@@ -1,7 +1,5 @@
 """The table of public layouts: one small run for each, and what must come of it."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from tests.formats.layouts import distributed, plain, research, trainers

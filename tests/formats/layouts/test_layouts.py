@@ -1,7 +1,5 @@
 """Runs of every public layout: their steps in order, the fate of every file, models, and one whole trip."""
 
-from __future__ import annotations
-
 import re
 from contextlib import nullcontext
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Names and keys at random: every tensor file has one fate, and success means that nothing was left out."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 
