@@ -45,22 +45,6 @@ BaseLike: TypeAlias = "BaseModel | Checkpoint | Mapping[str, Tensor] | str | os.
 """Accepted forms of a base model (`inshrink_core.chain.open_base`)."""
 
 
-def is_base_record(value: Any) -> bool:
-    """Whether a value of meta has the form of a base record (docs/format.md)."""
-    if not isinstance(value, dict):
-        return False
-    digest, tensors, step = value.get("digest"), value.get("tensors"), value.get("step")
-    return (
-        isinstance(digest, bytes)
-        and len(digest) == 32
-        and isinstance(tensors, bytes)
-        and len(tensors) % _SHORT == 0
-        and isinstance(value.get("name"), str)
-        and isinstance(value.get("path"), str | None)
-        and (step is None or type(step) is int)
-    )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaseRecord:
     """A keyframe's record of the base model it is encoded against.
