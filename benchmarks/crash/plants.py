@@ -12,7 +12,8 @@ from unittest import mock
 
 from inshrink_core.archive import ArchiveWriter, FrameWriter, Rewrite, frame_writer
 from inshrink_core.archive.layout import FRAME_FOLDER
-from inshrink_core.archive.storage import Creation, local
+from inshrink_core.archive.storage import local
+from inshrink_core.archive.storage.contract import Creation
 from inshrink_core.errors import DamagedError
 from inshrink_core.frame import FrameInfo
 from inshrink_core.training.spool import Spool, SpooledSave

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from inshrink_core.archive.reader import is_archive as is_archive
     from inshrink_core.archive.reader import open_storage as open_storage
     from inshrink_core.archive.segment import MAX_SMALL_FILES as MAX_SMALL_FILES
-    from inshrink_core.archive.storage import LocalStorage as LocalStorage
-    from inshrink_core.archive.storage import Storage as Storage
+    from inshrink_core.archive.storage.contract import Storage as Storage
+    from inshrink_core.archive.storage.local import LocalStorage as LocalStorage
     from inshrink_core.archive.writer import ArchiveWriter as ArchiveWriter
 
 __all__ = index(__name__)

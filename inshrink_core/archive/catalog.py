@@ -20,7 +20,7 @@ from inshrink_core.archive.frame_reader import FrameFile, read_envelope
 from inshrink_core.archive.manifest import MANIFEST_NAME, Manifest
 from inshrink_core.archive.packed import PackedStorage
 from inshrink_core.archive.segment import is_intact
-from inshrink_core.archive.storage import OverlaidStorage, Storage, storage_error, storage_errors
+from inshrink_core.archive.storage.contract import OverlaidStorage, Storage, storage_error, storage_errors
 from inshrink_core.errors import ConflictError, DamagedError, InshrinkError, NotFoundError, StorageError
 from inshrink_core.execution.files import NotRegularError
 from inshrink_core.frame import FrameInfo, FramePart

@@ -14,8 +14,10 @@ from inshrink_core.archive.manifest import MANIFEST_NAME
 from inshrink_core.archive.packed import PackedStorage
 from inshrink_core.archive.reader import ArchiveReader, open_storage
 from inshrink_core.archive.segment import frame_digest
-from inshrink_core.archive.storage import LOCK_NAME, Storage, object_at
 from inshrink_core.archive.storage.blocks import CACHE
+from inshrink_core.archive.storage.contract import Storage
+from inshrink_core.archive.storage.local import LOCK_NAME
+from inshrink_core.archive.storage.registry import object_at
 from inshrink_core.errors import DamagedError, InshrinkError
 from inshrink_core.execution.files import temporary_name
 from inshrink_core.frame import FrameInfo

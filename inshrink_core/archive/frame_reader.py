@@ -9,8 +9,8 @@ from typing import Any, Final, NamedTuple, Self
 from inshrink_core.archive import layout
 from inshrink_core.archive.document import unpack_value
 from inshrink_core.archive.index import FrameIndex
-from inshrink_core.archive.storage import Storage, storage_errors
 from inshrink_core.archive.storage.blocks import CACHE, Span, fetch
+from inshrink_core.archive.storage.contract import Storage, storage_errors
 from inshrink_core.errors import DamagedError, InshrinkError, MissingFrameError, NotFoundError
 from inshrink_core.frame import BlockEntry, FrameInfo, FramePart
 

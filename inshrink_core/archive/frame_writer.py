@@ -10,7 +10,7 @@ from typing import Any, Self
 from inshrink_core.archive import layout
 from inshrink_core.archive.document import compress_document, pack_value
 from inshrink_core.archive.index import INDEX_DICTIONARY, MAX_ATTRIBUTES, FrameIndex, IndexBuilder, pack_index
-from inshrink_core.archive.storage import Creation, Storage, storage_errors
+from inshrink_core.archive.storage.contract import Creation, Storage, storage_errors
 from inshrink_core.errors import InputError
 from inshrink_core.frame import FrameInfo
 

@@ -26,7 +26,8 @@ from inshrink_core.archive.segment import (
     separate,
     with_digests,
 )
-from inshrink_core.archive.storage import Creation, Storage, find_at, object_at, storage_at, storage_errors
+from inshrink_core.archive.storage.contract import Creation, Storage, storage_errors
+from inshrink_core.archive.storage.registry import find_at, object_at, storage_at
 from inshrink_core.archive.writer import ArchiveWriter
 from inshrink_core.errors import DamagedError, ExistsError, InputError, NotFoundError
 from inshrink_core.execution.progress import Counter, OnProgress

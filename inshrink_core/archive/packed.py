@@ -12,7 +12,7 @@ import msgspec
 from inshrink_core.archive import layout
 from inshrink_core.archive.document import compress_document, decompress_document, pack_value, unpack_value
 from inshrink_core.archive.manifest import MANIFEST_NAME
-from inshrink_core.archive.storage import RangeFile, Storage
+from inshrink_core.archive.storage.contract import RangeFile, Storage
 from inshrink_core.errors import DamagedError
 
 PACK_MAGIC: Final = b"INSHRNKP"

@@ -14,7 +14,8 @@ from inshrink_core.archive.frame_reader import FrameReader
 from inshrink_core.archive.frame_writer import FrameWriter
 from inshrink_core.archive.manifest import MANIFEST_NAME, Manifest
 from inshrink_core.archive.reader import ArchiveReader, is_archive
-from inshrink_core.archive.storage import Creation, Lock, Storage, storage_at, storage_errors
+from inshrink_core.archive.storage.contract import Creation, Lock, Storage, storage_errors
+from inshrink_core.archive.storage.registry import storage_at
 from inshrink_core.archive.writer import ArchiveWriter
 from inshrink_core.errors import ConflictError, InputError, LockedError
 from inshrink_core.frame import FrameInfo, FrameKind

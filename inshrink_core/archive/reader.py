@@ -18,11 +18,13 @@ from inshrink_core.archive.index import INDEX_DICTIONARY, FrameIndex, parse_inde
 from inshrink_core.archive.layout import FrameHeader
 from inshrink_core.archive.manifest import MANIFEST_NAME
 from inshrink_core.archive.packed import PackedStorage, is_packed
-from inshrink_core.archive.storage import Storage, find_at, is_url, storage_at, storage_error
 from inshrink_core.archive.storage.blocks import MAX_PREFETCH_NBYTES, Span, Windows, fetch
+from inshrink_core.archive.storage.contract import Storage, storage_error
+from inshrink_core.archive.storage.registry import find_at, storage_at
 from inshrink_core.errors import DamagedError, InshrinkError, MissingFrameError, NotFoundError
 from inshrink_core.execution.files import NotRegularError
 from inshrink_core.frame import BlockEntry, FrameInfo, FrameKind, FramePart
+from inshrink_core.text import is_url
 
 _N_CACHED_INDICES: Final = 64
 """Two chains of the usual 32 frames: walking one while writing another resolves each index once."""

@@ -11,7 +11,7 @@ from typing import Final
 
 from inshrink_core.archive import layout
 from inshrink_core.archive.manifest import Manifest
-from inshrink_core.archive.storage import Storage
+from inshrink_core.archive.storage.contract import Storage
 from inshrink_core.errors import InshrinkError, StorageError
 from inshrink_core.frame import FrameInfo, FramePart
 

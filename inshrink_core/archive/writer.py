@@ -27,16 +27,9 @@ from inshrink_core.archive.segment import (
     with_digests,
     write_together,
 )
-from inshrink_core.archive.storage import (
-    LOCK_NAME,
-    Creation,
-    OverlaidStorage,
-    Storage,
-    Tag,
-    find_at,
-    storage_at,
-    storage_errors,
-)
+from inshrink_core.archive.storage.contract import Creation, OverlaidStorage, Storage, Tag, storage_errors
+from inshrink_core.archive.storage.local import LOCK_NAME
+from inshrink_core.archive.storage.registry import find_at, storage_at
 from inshrink_core.errors import (
     ConflictError,
     DamagedError,

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from inshrink_core.archive.layout import damaged
-from inshrink_core.archive.storage import was_url
 from inshrink_core.chain.attachments import tensor_digest
 from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint, TensorSpec
 from inshrink_core.codec import AnyCodec, BaseReference, codec_names, get_codec
 from inshrink_core.errors import BaseModelError, ConfigError, InshrinkError, TooLargeError, named
+from inshrink_core.text import was_url
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -20,7 +20,8 @@ from inshrink_core.archive import (
     remove_frames,
     unpack_archive,
 )
-from inshrink_core.archive.storage import Storage, Tag, object_at, storage_at
+from inshrink_core.archive.storage.contract import Storage, Tag
+from inshrink_core.archive.storage.registry import object_at, storage_at
 from inshrink_core.errors import ConflictError, InshrinkError, LockedError, UnsafePathError
 
 __all__ = ["StorageSuite"]

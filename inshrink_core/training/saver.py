@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from inshrink_core.archive import ArchiveWriter, is_archive
-from inshrink_core.archive.storage import storage_error
+from inshrink_core.archive.storage.contract import storage_error
 from inshrink_core.archive.storage.registry import place_of
 from inshrink_core.chain import WRITTEN, Archive, BaseFinder, BaseLike, Budget, changed_nbytes, open_base
 from inshrink_core.chain.archive import open_base_at

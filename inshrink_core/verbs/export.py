@@ -389,7 +389,7 @@ def chosen_names(
 @contextlib.contextmanager
 def _beside(target: Path) -> Iterator[Path]:
     """Yield a folder for the archive to be packed, on the file system of `target`."""
-    from inshrink_core.archive.storage import storage_error
+    from inshrink_core.archive.storage.contract import storage_error
 
     parent = target.absolute().parent
     folder = None

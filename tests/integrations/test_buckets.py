@@ -17,7 +17,8 @@ import torch
 
 import inshrink_core
 from inshrink_core.archive import ArchiveReader, ArchiveWriter, check_archive
-from inshrink_core.archive.storage import objects, storage_at, uploads
+from inshrink_core.archive.storage import objects, uploads
+from inshrink_core.archive.storage.registry import storage_at
 from inshrink_core.errors import DamagedError
 from inshrink_core.formats import open_run
 from inshrink_core.testing.storages import StorageSuite
