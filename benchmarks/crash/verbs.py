@@ -164,8 +164,8 @@ class Commit(Parts):
 
 def crowded() -> AbstractContextManager[Any]:
     """Write frames in groups of three, and more than two small files together."""
-    limits = {"MAX_SMALL_FILES": 2, "_GROUP_FRAMES": 3}
-    return mock.patch.multiple("inshrink_core.archive.writer", **limits)
+    limits = {"MAX_SMALL_FILES": 2, "GROUP_FRAMES": 3}
+    return mock.patch.multiple("inshrink_core.archive.segment", **limits)
 
 
 class Group(Append):

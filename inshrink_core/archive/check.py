@@ -17,9 +17,7 @@ from inshrink_core.archive.segment import frame_digest
 from inshrink_core.archive.storage.blocks import CACHE
 from inshrink_core.archive.storage.contract import Storage
 from inshrink_core.archive.storage.local import LOCK_NAME
-from inshrink_core.archive.storage.registry import object_at
 from inshrink_core.errors import DamagedError, InshrinkError
-from inshrink_core.execution.files import temporary_name
 from inshrink_core.frame import FrameInfo
 
 _RESTORE: Final = "restore the file from a backup"
@@ -102,7 +100,6 @@ def check_archive(
             Problem(storage.name, f"the padding before {path} is not zero", _RESTORE)
             for path in storage.stray_padding()
         ]
-        problems += _check_beside(path)
     else:
         problems += _check_segments(reader.catalog, storage)
         problems += _check_strays(storage)
@@ -169,15 +166,6 @@ def _check_frame(reader: ArchiveReader, storage: Storage, frame: FrameInfo) -> I
         yield _from_error(error)
     except OSError as error:
         yield Problem(at(frame.path), f"it cannot be read: {error.strerror}", _RESTORE)
-
-
-def _check_beside(path: str | os.PathLike[str]) -> Iterator[Problem]:
-    """Report an interrupted packing of the same name; an active one looks the same."""
-    around, name = object_at(path)
-    leftover = temporary_name(name)
-    if around.writable and leftover in around.remains(""):
-        what = "a packing was cut off and left this file, unless one is at work"
-        yield Problem(f"{around.name}/{leftover}", what, "the next packing of that name replaces it", True)
 
 
 def _check_segments(catalog: Catalog, storage: Storage) -> Iterator[Problem]:

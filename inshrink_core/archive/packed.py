@@ -20,7 +20,7 @@ PACK_MAGIC: Final = b"INSHRNKP"
 _HEADER_FIELDS: Final = struct.Struct("<8sHH")
 
 PACK_HEADER_NBYTES: Final = _HEADER_FIELDS.size + 4
-PACKED: Final = layout.FileKind("packed archive", "directory", b"INSQ", PACK_HEADER_NBYTES)
+PACKED: Final = layout.FileKind("packed archive", b"INSQ", PACK_HEADER_NBYTES)
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=layout.MAX_STEP)]
 

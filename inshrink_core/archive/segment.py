@@ -21,6 +21,9 @@ _CHUNK_NBYTES: Final = 4 << 20
 MAX_SMALL_FILES: Final = 64
 """Number of small files above which an archive merges them."""
 
+GROUP_FRAMES: Final = 64
+"""Most frames of a group."""
+
 
 def batches(frames: Iterable[FrameInfo]) -> Iterator[tuple[FrameInfo, ...]]:
     """Yield frames that may share a file, in order; large frames and frames in parts come alone."""
@@ -139,7 +142,7 @@ def is_intact(storage: Storage, frame: FrameInfo) -> bool:
         return False
 
 
-def with_digests(frame: FrameInfo, digests: Sequence[bytes]) -> FrameInfo:
-    """Return a frame with the digest of each of its files."""
-    files = zip(frame.files, digests, strict=True)
+def with_digests(frame: FrameInfo, digests: Iterable[bytes]) -> FrameInfo:
+    """Return a frame with the digest of each of its files, taken from the beginning of `digests`."""
+    files = zip(frame.files, digests, strict=False)
     return replace(frame, files=tuple(replace(file, digest=digest) for file, digest in files))

@@ -6,7 +6,6 @@ import bisect
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -104,32 +103,30 @@ def carry_out(
             for info in frames:
                 parent_id, rest = plan.parents[info.frame_id], plan.reduced.get(info.frame_id)
                 meta = archive.frame(info).meta if rest is None else rest.meta
+                if alone:
+                    meta = {**meta, REKEYED: info.frame_id}
                 attachments = previous = None
                 if plan.reduced and not alone and info.kind is FrameKind.DELTA and parent_id is not None:
                     parent = writer.reader.info(parent_id)
                     previous = stored_attachments(archive, parent, plan.reduced.get(parent_id))
                 if alone or plan.reduced:
                     attachments = encode_attachments(stored_attachments(archive, info, rest), previous)
-                new = NewFrame(
-                    {**meta, REKEYED: info.frame_id} if alone else meta,
-                    None if rest is None else rest.view,
-                    None if alone else plan.rekeyed_in(info),
-                    attachments,
-                    plan.children_of(info),
-                )
                 with rewrite.begin(
                     info.frame_id,
                     kind=FrameKind.KEYFRAME if alone else info.kind,
                     parent_id=parent_id,
                     external=not alone and archive.base_of(info) is not None,
                 ) as frame:
-                    rewrite_frame(view, info, frame, new, partial(_report, count, info.step))
+                    rewrite_frame(
+                        *(view, info, frame, meta),
+                        lambda spec, step=info.step: count.add(spec.nbytes, step, spec.key),
+                        view=None if rest is None else rest.view,
+                        rekeyed=None if alone else plan.rekeyed_tensors.get(info.frame_id, ()),
+                        attachments=attachments,
+                        children=plan.children_of(info),
+                    )
         rewrite.switch(gone)
     return plan
-
-
-def _report(count: Counter, step: int, spec: TensorSpec) -> None:
-    count.add(spec.nbytes, step, spec.key)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,10 +185,6 @@ class PrunePlan:
     def stripped(self) -> tuple[FrameInfo, ...]:
         """The remaining frames that lose their optimizer state."""
         return tuple(frame for frame in self.remaining if frame.frame_id in self.reduced)
-
-    def rekeyed_in(self, info: FrameInfo) -> frozenset[str]:
-        """Return the keys of the tensors that are re-keyed within a delta frame."""
-        return self.rekeyed_tensors.get(info.frame_id, frozenset())
 
     def children_of(self, info: FrameInfo) -> tuple[FrameInfo, ...]:
         """Return the remaining delta frames whose parent is a re-keyed frame."""
@@ -461,13 +454,30 @@ def stored_attachments(archive: Archive, info: FrameInfo, rest: Rest | None = No
     return {entry.key: archive.attachment(info, entry.key) for entry in entries if entry.attachment}
 
 
-class NewFrame(NamedTuple):
-    """Instructions for rewriting a frame.
+def rewrite_frame(
+    archive: Archive,
+    info: FrameInfo,
+    target: FrameWriter,
+    meta: Mapping[str, Any],
+    done: Callable[[TensorSpec], object],
+    *,
+    view: Checkpoint | None = None,
+    rekeyed: Collection[str] | None = None,
+    attachments: Iterable[tuple[str, str, bytes]] | None = None,
+    children: Sequence[FrameInfo] = (),
+) -> FrameInfo:
+    """Rewrite and commit a frame; every tensor decodes to the same bits as before.
 
     Parameters
     ----------
+    archive
+        The archive; pass a sequential view to rewrite several frames of one chain in order.
+    info, target
+        The frame, and the frame to write.
     meta
         The new meta.
+    done
+        Called after each tensor.
     view
         The part of the frame's checkpoint to write; None for all of it.
     rekeyed
@@ -476,32 +486,6 @@ class NewFrame(NamedTuple):
         As `encode_attachments` yields them; None to copy the blocks.
     children
         Delta frames whose reference becomes the new frame.
-    """
-
-    meta: Mapping[str, Any]
-    view: Checkpoint | None = None
-    rekeyed: Collection[str] | None = None
-    attachments: Iterable[tuple[str, str, bytes]] | None = None
-    children: Sequence[FrameInfo] = ()
-
-
-def rewrite_frame(
-    archive: Archive,
-    info: FrameInfo,
-    target: FrameWriter,
-    new: NewFrame,
-    done: Callable[[TensorSpec], object] = lambda spec: None,
-) -> FrameInfo:
-    """Rewrite and commit a frame; every tensor decodes to the same bits as before.
-
-    Parameters
-    ----------
-    archive
-        The archive; pass a sequential view to rewrite several frames of one chain in order.
-    info, target, new
-        The frame, the frame to write, and the instructions.
-    done
-        Called after each tensor.
 
     Raises
     ------
@@ -518,22 +502,22 @@ def rewrite_frame(
         Memory is bounded by a few copies of the largest tensor, plus the archive's cached states.
     """
     frame, where = archive.frame(info), archive.where(info)
-    remaining = None if new.view is None else _blocks_of(archive, info, new.view)
+    remaining = None if view is None else _blocks_of(archive, info, view)
     for entry in frame.entries:
         if entry.attachment:
-            if new.attachments is None:
+            if attachments is None:
                 target.add(entry.key, entry.codec, frame.read(entry), attachment=True)
         elif remaining is None or entry.key in remaining:
             spec = spec_of(entry, where)
-            if new.rekeyed is None or entry.key in new.rekeyed:
-                block = _rekeyed(archive, info, spec, entry, new.children)
+            if rekeyed is None or entry.key in rekeyed:
+                block = _rekeyed(archive, info, spec, entry, children)
             else:
                 block = Block(entry.codec, frame.read(entry))
             target.add(entry.key, block.codec, block.payload, attributes=entry.attributes)
             done(spec)
-    for key, codec, payload in new.attachments or ():
+    for key, codec, payload in attachments or ():
         target.add(key, codec, payload, attachment=True)
-    return target.commit(new.meta)
+    return target.commit(meta)
 
 
 def _rekeyed(

@@ -30,7 +30,6 @@ class ChainFrame(NamedTuple):
     step: int
     kind: str
     branch: int
-    parent_id: str
     frame_id: str
     parent_step: int | None
     restored_step: int | None
@@ -168,7 +167,6 @@ def chain_report(archive: Archive) -> ChainReport:
                 step=info.step,
                 kind=info.kind.value,
                 branch=info.branch,
-                parent_id=(info.parent_id or b"").hex(),
                 frame_id=info.frame_id.hex(),
                 parent_step=steps.get(info.parent_id or b""),
                 restored_step=steps.get(meta.get("restored", b"")),

@@ -452,7 +452,7 @@ class _Step:
         from inshrink_core.chain import Archive, archive_size
         from inshrink_core.chain.attachments import DROPPED, attachments_of, encode_attachments
         from inshrink_core.chain.base import BASE
-        from inshrink_core.chain.prune import NewFrame, rewrite_frame
+        from inshrink_core.chain.prune import rewrite_frame
 
         # The references to the restored frame and to the base model, and the content digest, no longer apply.
         gone = ["restored", BASE, *(() if self._view is self._checkpoint else ("content", DROPPED))]
@@ -461,8 +461,8 @@ class _Step:
         count = self._counter("export", self._view)
         with self._single_frame(folder, "exact") as frame:
             attachments = encode_attachments(dict(attachments_of(self._view)))
-            new = NewFrame(meta, self._view, attachments=attachments)
-            rewrite_frame(self._archive, self._info, frame, new, lambda spec: count(spec.key))
+            source, done = (self._archive, self._info), lambda spec: count(spec.key)
+            rewrite_frame(*source, frame, meta, done, view=self._view, attachments=attachments)
         return archive_size(Archive.open(folder))
 
     def write_coarse(self, folder: Path, ratio: float, exact: ArchiveSize) -> float:

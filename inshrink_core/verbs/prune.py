@@ -327,7 +327,9 @@ def _growth(archive: Archive, plan: PrunePlan) -> int:
             key = entry.key if entry.attachment else spec_of(entry).full_spec.key
             if rest is not None and not _stays(key, entry.attachment, rest.view):
                 grown -= entry.stored_nbytes
-            elif not entry.attachment and (info.frame_id in rekeyed or entry.key in plan.rekeyed_in(info)):
+            elif not entry.attachment and (
+                info.frame_id in rekeyed or entry.key in plan.rekeyed_tensors.get(info.frame_id, ())
+            ):
                 grown += alone.get(entry.key, entry.stored_nbytes) - entry.stored_nbytes
     return grown
 

@@ -194,7 +194,6 @@ def chain_frame(step: int, **changes: Any) -> ChainFrame:
         "step": step,
         "kind": "delta",
         "branch": 0,
-        "parent_id": f"{step - 10:04}",
         "frame_id": f"{step:04}",
         "parent_step": step - 10,
         "restored_step": None,

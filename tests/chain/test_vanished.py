@@ -46,7 +46,7 @@ def test_a_reader_goes_on_where_small_files_were_put_together(tmp_path, monkeypa
     fresh, used = Archive.open(tmp_path / "a.inshrink"), Archive.open(tmp_path / "a.inshrink")
     checkpoint = used[10]
     assert torch.equal(checkpoint["0.weight"], run[10]["0.weight"])
-    monkeypatch.setattr("inshrink_core.archive.writer.MAX_SMALL_FILES", 3)
+    monkeypatch.setattr("inshrink_core.archive.segment.MAX_SMALL_FILES", 3)
     inshrink_core.compress(run, tmp_path / "a.inshrink")
     assert [file.suffix for file in (tmp_path / "a.inshrink" / "frames").iterdir()] == [".segment"]
     for step in run.steps[:3]:
