@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
-from inshrink_core.archive import ArchiveWriter, FrameWriter, Rewrite, frame_writer
+from inshrink_core.archive import ArchiveWriter, FrameWriter, frame_writer
 from inshrink_core.archive.layout import FRAME_FOLDER
+from inshrink_core.archive.maintenance import Rewrite
 from inshrink_core.archive.storage import local
 from inshrink_core.archive.storage.contract import Creation
 from inshrink_core.errors import DamagedError

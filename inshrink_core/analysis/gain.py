@@ -6,8 +6,9 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from inshrink_core.chain import Archive, ChainState, StepGain, TensorGain, pool, step_gain, stored_view
+from inshrink_core.chain import Archive, ChainState, stored_view
 from inshrink_core.chain.defaults import chain_config_of
+from inshrink_core.chain.gain import StepGain, TensorGain, pool, step_gain
 from inshrink_core.checkpoint import TensorRole
 from inshrink_core.errors import InputError
 from inshrink_core.execution.device import resolve_device

@@ -6,10 +6,12 @@ import bisect
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from inshrink_core.archive import FrameWriter, Rewrite
+from inshrink_core.archive import FrameWriter
+from inshrink_core.archive.maintenance import Rewrite
 from inshrink_core.chain.archive import Archive
 from inshrink_core.chain.attachments import (
     DROPPED,
@@ -96,6 +98,10 @@ def carry_out(
     again = (*plan.copied, *plan.rekeyed)
     nbytes = {info.frame_id: frame_size(archive, info).raw_total for info in again} if progress else {}
     count = Counter(progress, "prune", sum(nbytes.values()))
+
+    def report(step: int, spec: TensorSpec) -> None:
+        count.add(spec.nbytes, step, spec.key)
+
     with Rewrite(writer, again) as rewrite:
         # Copies first: they inherit no state, so each decodes beside either version of its parent.
         for frames, alone in ((plan.copied, False), (plan.rekeyed, True)):
@@ -103,28 +109,21 @@ def carry_out(
             for info in frames:
                 parent_id, rest = plan.parents[info.frame_id], plan.reduced.get(info.frame_id)
                 meta = archive.frame(info).meta if rest is None else rest.meta
-                if alone:
-                    meta = {**meta, REKEYED: info.frame_id}
-                attachments = previous = None
-                if plan.reduced and not alone and info.kind is FrameKind.DELTA and parent_id is not None:
-                    parent = writer.reader.info(parent_id)
-                    previous = stored_attachments(archive, parent, plan.reduced.get(parent_id))
-                if alone or plan.reduced:
-                    attachments = encode_attachments(stored_attachments(archive, info, rest), previous)
                 with rewrite.begin(
                     info.frame_id,
                     kind=FrameKind.KEYFRAME if alone else info.kind,
                     parent_id=parent_id,
                     external=not alone and archive.base_of(info) is not None,
                 ) as frame:
-                    rewrite_frame(
-                        *(view, info, frame, meta),
-                        lambda spec, step=info.step: count.add(spec.nbytes, step, spec.key),
+                    rewrite_tensors(
+                        *(view, info, frame, partial(report, info.step)),
                         view=None if rest is None else rest.view,
                         rekeyed=None if alone else plan.rekeyed_tensors.get(info.frame_id, ()),
-                        attachments=attachments,
                         children=plan.children_of(info),
                     )
+                    for key, codec, payload in _attachments(archive, info, plan, alone=alone):
+                        frame.add(key, codec, payload, attachment=True)
+                    frame.commit({**meta, REKEYED: info.frame_id} if alone else meta)
         rewrite.switch(gone)
     return plan
 
@@ -446,27 +445,39 @@ def _blocks_of(archive: Archive, info: FrameInfo, view: Checkpoint) -> set[str]:
     return {entry.key for spec in view.specs for entry in archive.blocks(info, spec.key)}
 
 
-def stored_attachments(archive: Archive, info: FrameInfo, rest: Rest | None = None) -> dict[str, bytes]:
+def _attachments(
+    archive: Archive, info: FrameInfo, plan: PrunePlan, *, alone: bool
+) -> Iterator[tuple[str, str, bytes]]:
+    """Yield the attachments of a rewritten frame, encoded anew if the frame or another one loses state."""
+    if alone or plan.reduced:
+        parent = None if alone or info.kind is FrameKind.KEYFRAME else plan.parents[info.frame_id]
+        previous = None if parent is None else _stored(archive, archive.reader.info(parent), plan)
+        yield from encode_attachments(_stored(archive, info, plan), previous)
+        return
+    frame = archive.frame(info)
+    yield from ((e.key, e.codec, frame.read(e)) for e in frame.entries if e.attachment)
+
+
+def _stored(archive: Archive, info: FrameInfo, plan: PrunePlan) -> dict[str, bytes]:
     """Return the attachments of a frame, or of the frame without its optimizer state."""
+    rest = plan.reduced.get(info.frame_id)
     if rest is not None:
         return dict(attachments_of(rest.view))
     entries = archive.frame(info).entries
     return {entry.key: archive.attachment(info, entry.key) for entry in entries if entry.attachment}
 
 
-def rewrite_frame(
+def rewrite_tensors(
     archive: Archive,
     info: FrameInfo,
     target: FrameWriter,
-    meta: Mapping[str, Any],
     done: Callable[[TensorSpec], object],
     *,
     view: Checkpoint | None = None,
     rekeyed: Collection[str] | None = None,
-    attachments: Iterable[tuple[str, str, bytes]] | None = None,
     children: Sequence[FrameInfo] = (),
-) -> FrameInfo:
-    """Rewrite and commit a frame; every tensor decodes to the same bits as before.
+) -> None:
+    """Write the tensors of a frame anew; each decodes to the same bits as before.
 
     Parameters
     ----------
@@ -474,16 +485,12 @@ def rewrite_frame(
         The archive; pass a sequential view to rewrite several frames of one chain in order.
     info, target
         The frame, and the frame to write.
-    meta
-        The new meta.
     done
         Called after each tensor.
     view
         The part of the frame's checkpoint to write; None for all of it.
     rekeyed
         Keys of tensors to re-key: they are decoded, encoded, and compared. None for all.
-    attachments
-        As `encode_attachments` yields them; None to copy the blocks.
     children
         Delta frames whose reference becomes the new frame.
 
@@ -504,10 +511,7 @@ def rewrite_frame(
     frame, where = archive.frame(info), archive.where(info)
     remaining = None if view is None else _blocks_of(archive, info, view)
     for entry in frame.entries:
-        if entry.attachment:
-            if attachments is None:
-                target.add(entry.key, entry.codec, frame.read(entry), attachment=True)
-        elif remaining is None or entry.key in remaining:
+        if not entry.attachment and (remaining is None or entry.key in remaining):
             spec = spec_of(entry, where)
             if rekeyed is None or entry.key in rekeyed:
                 block = _rekeyed(archive, info, spec, entry, children)
@@ -515,9 +519,6 @@ def rewrite_frame(
                 block = Block(entry.codec, frame.read(entry))
             target.add(entry.key, block.codec, block.payload, attributes=entry.attributes)
             done(spec)
-    for key, codec, payload in attachments or ():
-        target.add(key, codec, payload, attachment=True)
-    return target.commit(meta)
 
 
 def _rekeyed(

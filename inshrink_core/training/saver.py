@@ -20,10 +20,10 @@ from torch.utils.hooks import RemovableHandle
 from inshrink_core.archive import ArchiveWriter, is_archive
 from inshrink_core.archive.storage.contract import storage_error
 from inshrink_core.archive.storage.registry import place_of
-from inshrink_core.chain import WRITTEN, Archive, BaseFinder, BaseLike, Budget, changed_nbytes, open_base
+from inshrink_core.chain import WRITTEN, Archive, Budget, changed_nbytes, open_base
 from inshrink_core.chain.archive import open_base_at
 from inshrink_core.chain.attachments import dropped_of
-from inshrink_core.chain.base import require_base_codec
+from inshrink_core.chain.base import BaseFinder, BaseLike, require_base_codec
 from inshrink_core.chain.defaults import make_chain_config
 from inshrink_core.chain.restoring import read_lineage
 from inshrink_core.codec import AnyCodec

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from inshrink_core.archive import FrameWriter
-    from inshrink_core.chain import Archive, ArchiveSize
+    from inshrink_core.chain import Archive
+    from inshrink_core.chain.sizes import ArchiveSize
     from inshrink_core.formats.carried import CarriedTensor
 
 
@@ -255,8 +256,9 @@ class Export(Decoding, Request[ExportReport | PackReport]):
 
     def perform(self) -> ExportReport | PackReport:
         """Write the file."""
-        from inshrink_core.archive import pack_archive
-        from inshrink_core.chain import Archive, archive_size, step_needs
+        from inshrink_core.archive.maintenance import pack_archive
+        from inshrink_core.chain import Archive
+        from inshrink_core.chain.sizes import archive_size, step_needs
 
         patterns = self.tensors, self.without
         self._check(is_chosen=any(patterns))
@@ -310,7 +312,7 @@ class Export(Decoding, Request[ExportReport | PackReport]):
 
     def _copied(self, output: PathLike) -> PackReport:
         """Copy the whole archive into one file or into a folder."""
-        from inshrink_core.archive import pack_archive, unpack_archive
+        from inshrink_core.archive.maintenance import pack_archive, unpack_archive
         from inshrink_core.chain import Archive
 
         begun = time.perf_counter()
@@ -449,10 +451,11 @@ class _Step:
 
     def write_exact(self, folder: Path) -> ArchiveSize:
         """Write the step without loss; return its sizes."""
-        from inshrink_core.chain import Archive, archive_size
-        from inshrink_core.chain.attachments import DROPPED, attachments_of, encode_attachments
+        from inshrink_core.chain import Archive
+        from inshrink_core.chain.attachments import DROPPED, add_attachments, attachments_of
         from inshrink_core.chain.base import BASE
-        from inshrink_core.chain.prune import rewrite_frame
+        from inshrink_core.chain.prune import rewrite_tensors
+        from inshrink_core.chain.sizes import archive_size
 
         # The references to the restored frame and to the base model, and the content digest, no longer apply.
         gone = ["restored", BASE, *(() if self._view is self._checkpoint else ("content", DROPPED))]
@@ -460,9 +463,10 @@ class _Step:
         meta |= {"source": self._source} | ({} if self._view is self._checkpoint else {"optimizer": "drop"})
         count = self._counter("export", self._view)
         with self._single_frame(folder, "exact") as frame:
-            attachments = encode_attachments(dict(attachments_of(self._view)))
-            source, done = (self._archive, self._info), lambda spec: count(spec.key)
-            rewrite_frame(*source, frame, meta, done, view=self._view, attachments=attachments)
+            source = self._archive, self._info, frame
+            rewrite_tensors(*source, lambda spec: count(spec.key), view=self._view)
+            add_attachments(frame, dict(attachments_of(self._view)))
+            frame.commit(meta)
         return archive_size(Archive.open(folder))
 
     def write_coarse(self, folder: Path, ratio: float, exact: ArchiveSize) -> float:
@@ -577,7 +581,7 @@ def _weights_of(checkpoint: Checkpoint, tensors: Sequence[str], without: Sequenc
     NotFoundError
         The patterns select no tensor.
     """
-    from inshrink_core.chain import view_of
+    from inshrink_core.chain.attachments import view_of
 
     keys = [spec.key for spec in checkpoint.specs if spec.role in MODEL_ROLES]
     names = set(chosen_names(_model_names(checkpoint), tensors, without))

@@ -273,7 +273,8 @@ class Prune(Retention, Decoding, Request[PruneReport | ForgetReport]):
 
     def _forget(self) -> ForgetReport:
         """Find the frames to give up, and remove them if `apply` is set."""
-        from inshrink_core.archive import ArchiveReader, ArchiveWriter, remove_frames
+        from inshrink_core.archive import ArchiveReader, ArchiveWriter
+        from inshrink_core.archive.maintenance import remove_frames
 
         self.exclude("--forget-missing", self.given().keys() - {"archive", "forget_missing", "apply"})
         problem = ArchiveReader.open(self.archive).catalog.manifest_problem

@@ -17,7 +17,7 @@ from streamlit.testing.v1 import AppTest, app_test
 
 from inshrink_core import Archive
 from inshrink_core.analysis.profile import Row
-from inshrink_core.chain import ChainFrame, ChainReport
+from inshrink_core.chain.report import ChainFrame, ChainReport
 from inshrink_core.checkpoint import TensorRole, TensorSpec
 from inshrink_core.evaluate import EvaluatedStep
 from inshrink_core.evaluate.comparison import Compared

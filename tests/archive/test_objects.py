@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from inshrink_core.archive import ArchiveReader, ArchiveWriter, check_archive, unpack_archive
+from inshrink_core.archive import ArchiveReader, ArchiveWriter, check_archive
+from inshrink_core.archive.maintenance import unpack_archive
 from inshrink_core.archive.manifest import MANIFEST_NAME
 from inshrink_core.archive.storage import objects, uploads
 from inshrink_core.archive.storage.blocks import CACHE

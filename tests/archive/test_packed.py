@@ -2,15 +2,9 @@
 
 import pytest
 
-from inshrink_core.archive import (
-    ArchiveReader,
-    ArchiveWriter,
-    check_archive,
-    is_archive,
-    pack_archive,
-    unpack_archive,
-)
+from inshrink_core.archive import ArchiveReader, ArchiveWriter, check_archive, is_archive
 from inshrink_core.archive.layout import FORMAT_VERSION, TRAILER_NBYTES, crc32c
+from inshrink_core.archive.maintenance import pack_archive, unpack_archive
 from inshrink_core.archive.packed import (
     PACK_HEADER_NBYTES,
     PackedFile,

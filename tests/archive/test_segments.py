@@ -5,16 +5,9 @@ import shutil
 
 import pytest
 
-from inshrink_core.archive import (
-    ArchiveReader,
-    ArchiveWriter,
-    Rewrite,
-    check_archive,
-    pack_archive,
-    remove_frames,
-    unpack_archive,
-)
+from inshrink_core.archive import ArchiveReader, ArchiveWriter, check_archive
 from inshrink_core.archive.layout import MAX_SEGMENT_NBYTES, SMALL_FRAME_NBYTES, segment_path
+from inshrink_core.archive.maintenance import Rewrite, pack_archive, remove_frames, unpack_archive
 from inshrink_core.archive.manifest import MANIFEST_NAME
 from inshrink_core.errors import DamagedError
 from inshrink_core.frame import FrameKind

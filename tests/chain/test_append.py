@@ -9,7 +9,8 @@ import torch
 
 import inshrink_core
 from inshrink_core.archive import ArchiveWriter
-from inshrink_core.chain import Archive, ChainConfig, ChainWriter, archive_size
+from inshrink_core.chain import Archive, ChainConfig, ChainWriter
+from inshrink_core.chain.sizes import archive_size
 from inshrink_core.codec import get_codec
 from inshrink_core.codecs.lattice.block import LatticeReference
 from inshrink_core.codecs.moments.block import MomentsReference

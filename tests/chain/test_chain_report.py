@@ -5,7 +5,9 @@ import torch
 from safetensors.torch import save_file
 
 import inshrink_core
-from inshrink_core.chain import Archive, archive_size, chain_report, original_checks
+from inshrink_core.chain import Archive, original_checks
+from inshrink_core.chain.report import chain_report
+from inshrink_core.chain.sizes import archive_size
 
 
 @pytest.fixture

@@ -11,7 +11,8 @@ import torch
 
 import inshrink_core
 import inshrink_lab
-from inshrink_core.chain import Archive, ChainConfig, default_optimizer, optimizer_of
+from inshrink_core.chain import Archive, ChainConfig
+from inshrink_core.chain.config import default_optimizer, optimizer_of
 from inshrink_core.chain.defaults import make_chain_config
 from inshrink_core.cli import main
 from inshrink_core.codec import get_codec

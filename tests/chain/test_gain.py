@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from inshrink_core.chain import ChainConfig, ChainState, step_gain
+from inshrink_core.chain import ChainConfig, ChainState
+from inshrink_core.chain.gain import step_gain
 from inshrink_core.checkpoint import TensorRole
 from inshrink_core.codec import Encoded, FrameContext, TensorInput, TensorReference, get_codec
 from inshrink_core.codecs.lossless import LosslessCodec

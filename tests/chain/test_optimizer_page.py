@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from inshrink_core.chain import OPTIMIZER_CHOICES
+from inshrink_core.chain.config import OPTIMIZER_CHOICES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "optimizer.md").read_text(encoding="utf-8")
 

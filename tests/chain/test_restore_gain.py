@@ -3,7 +3,7 @@
 import pytest
 
 from inshrink_core.analysis.gain import restore_gain
-from inshrink_core.chain import pool
+from inshrink_core.chain.gain import pool
 from inshrink_core.errors import InputError
 from inshrink_core.formats import open_run
 from inshrink_core.verbs.compress import compress
