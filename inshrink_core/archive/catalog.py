@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
@@ -20,7 +20,7 @@ from inshrink_core.archive.frame_reader import FrameFile, read_envelope
 from inshrink_core.archive.manifest import MANIFEST_NAME, Manifest
 from inshrink_core.archive.packed import PackedStorage
 from inshrink_core.archive.segment import is_intact
-from inshrink_core.archive.storage.contract import OverlaidStorage, Storage, storage_error, storage_errors
+from inshrink_core.archive.storage.contract import OverlaidStorage, Storage, storage_errors
 from inshrink_core.errors import ConflictError, DamagedError, InshrinkError, NotFoundError, StorageError
 from inshrink_core.execution.files import NotRegularError
 from inshrink_core.frame import FrameInfo, FramePart
@@ -242,7 +242,7 @@ def load_catalog(storage: Storage) -> Catalog:
     StorageError
         The storage refused.
     """
-    try:
+    with storage_errors("the archive cannot be read", storage.name):
         catalog = _load(storage)
         for _ in range(_N_ATTEMPTS):
             if not catalog.missing:
@@ -250,8 +250,6 @@ def load_catalog(storage: Storage) -> Catalog:
             before, catalog = catalog, _load(storage)
             if catalog.manifest == before.manifest:
                 break
-    except OSError as error:
-        raise storage_error(error, "the archive cannot be read", storage.name) from error
     return catalog
 
 
@@ -363,7 +361,10 @@ def _join_parts(
     pending: list[FrameInfo] = []
     contradicting: list[tuple[str, InshrinkError]] = []
     for generation, rows in parts.items():
-        found = list(_same_frames(rows))
+        groups: dict[FrameInfo, list[FrameInfo]] = {}
+        for row in rows:
+            groups.setdefault(replace(row, files=()), []).append(row)
+        found = [layout.joined(group) for group in groups.values()]
         alone = len(found) == 1 and generation not in unlisted
         if alone and len(found[0].files) == found[0].n_parts:
             unlisted[generation] = found[0]
@@ -376,14 +377,6 @@ def _join_parts(
                 fault = DamagedError(what, where=f"{where}, frame {row.path}", remedy=remedy)
                 contradicting.append((row.path, fault))
     return pending, contradicting
-
-
-def _same_frames(parts: Iterable[FrameInfo]) -> Iterator[FrameInfo]:
-    """Yield the frames that parts of one generation belong to, each with its present parts."""
-    groups: dict[FrameInfo, list[FrameInfo]] = {}
-    for part in parts:
-        groups.setdefault(replace(part, files=()), []).append(part)
-    yield from map(layout.joined, groups.values())
 
 
 def _frame_generation(path: str) -> int:

@@ -29,7 +29,6 @@ from inshrink_core.codec import TensorReference, codec_for_block
 from inshrink_core.errors import (
     IncompatibleError,
     InputError,
-    MissingFrameError,
     NotFoundError,
     clipped,
     named,
@@ -269,13 +268,7 @@ def _reduced(archive: Archive, rules: PruneRules, remaining: Collection[bytes]) 
 
 def _require_complete(reader: ArchiveReader) -> None:
     """Refuse an archive with missing frames."""
-    reader.catalog.require_complete(reader.path)
-    for lost in reader.missing:
-        raise MissingFrameError(
-            f"the frame of step {lost.step} is missing: what it leaves cannot be pruned safely",
-            where=f"{reader.path}, {lost.path}",
-            remedy="fetch the file from where the archive came from, or give it up with --forget-missing",
-        )
+    reader.require_complete("fetch its file from where the archive came from, or use --forget-missing")
     if not reader.frames:
         raise NotFoundError("the archive holds no steps yet", where=reader.path)
 

@@ -391,21 +391,20 @@ def chosen_names(
 @contextlib.contextmanager
 def _beside(target: Path) -> Iterator[Path]:
     """Yield a folder for the archive to be packed, on the file system of `target`."""
-    from inshrink_core.archive.storage.contract import storage_error
+    from inshrink_core.archive.storage.contract import storage_errors
 
     parent = target.absolute().parent
     folder = None
     try:
-        make_folders(parent)
-        with working_folder(parent) as folder:
-            yield folder
+        with storage_errors("the step cannot be exported", target):
+            make_folders(parent)
+            with working_folder(parent) as folder:
+                yield folder
     except StorageError as error:
         if folder is None or not error.where.startswith(str(folder)):
             raise
         # The folder is deleted already, so the error names the target.
         raise StorageError(error.what, where=str(target), remedy=error.remedy) from error
-    except OSError as error:
-        raise storage_error(error, "the step cannot be exported", str(target)) from error
 
 
 class _Step:
