@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple, Self
 
@@ -93,7 +93,7 @@ class PartWriter:
     def _open(self, generation: int | None) -> None:
         with storage_errors("the archive cannot be opened for writing", os.fspath(self._path)):
             if generation is None:
-                self._lock = _lock_retrying(lambda: _shared(self.storage, self._path))
+                self._lock = _shared_lock(self.storage, self._path)
             try:
                 if hasattr(self, "reader"):
                     self.reader.refresh()
@@ -220,19 +220,14 @@ class PartWriter:
         self.suspend()
 
 
-def _shared(storage: Storage, path: str | os.PathLike[str]) -> Lock:
-    """Return the shared lock of an archive, created if it does not exist."""
-    if storage.exclusive and not is_archive(path):
-        ArchiveWriter(path, create=True).close()
-    return storage.share()
-
-
-def _lock_retrying(take: Callable[[], Lock]) -> Lock:
-    """Take a lock, waiting up to `_PATIENCE_S` for others to release it."""
+def _shared_lock(storage: Storage, path: str | os.PathLike[str]) -> Lock:
+    """Return the shared lock of an archive, created if it does not exist; wait for others to release it."""
     until = time.monotonic() + _PATIENCE_S
     while True:
         try:
-            return take()
+            if storage.exclusive and not is_archive(path):
+                ArchiveWriter(path, create=True).close()
+            return storage.share()
         except LockedError:
             if time.monotonic() > until:
                 raise
