@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Self
+from contextlib import AbstractContextManager
+from typing import Any
 
 from inshrink_core.archive import layout
 from inshrink_core.archive.document import compress_document, pack_value
@@ -52,7 +53,7 @@ class _FrameFile:
         self._digest.update(content)
 
 
-class FrameWriter:
+class FrameWriter(AbstractContextManager["FrameWriter", None]):
     """A frame being written, in one file or several parts; created by `ArchiveWriter.begin`.
 
     As a context manager it aborts the frame on an exception, and if `commit` was not called. Memory use is
@@ -217,9 +218,6 @@ class FrameWriter:
     def _require_open(self) -> None:
         if not self.is_open:
             raise InputError("the frame was committed or aborted already", where=self.where)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.abort()

@@ -7,8 +7,9 @@ import itertools
 import operator
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from inshrink_core.archive import layout, segment
 from inshrink_core.archive.frame_writer import FrameWriter
@@ -48,7 +49,7 @@ _NEVER: Final = "\0"
 """A value that no key, codec or attribute equals; columns of it are never inherited."""
 
 
-class Rewrite:
+class Rewrite(AbstractContextManager["Rewrite", None]):
     """Rewrites some frames of an archive and removes others; use it as a context manager.
 
     New frames get generations that are listed as tombstones, so they are not live before the switch. `switch`
@@ -184,9 +185,6 @@ class Rewrite:
             self._switched = self._writer.manifest == manifest
         self._writer.delete_unlisted((*removed.values(), *frames))
         self._writer.gather()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *error: object) -> None:
         if self._frame is not None:

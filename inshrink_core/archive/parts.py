@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple
 
 from inshrink_core.archive import layout
 from inshrink_core.archive.catalog import Catalog, missing_parts, parts_in_words
@@ -34,7 +35,7 @@ def _agree(where: str) -> str:
     )
 
 
-class PartWriter:
+class PartWriter(AbstractContextManager["PartWriter", None]):
     """Writes one part of new frames; a context manager that shares the archive's lock with the other parts.
 
     Parameters
@@ -212,9 +213,6 @@ class PartWriter:
         frame, reader = self._waiting[0], ArchiveReader(self.storage, lambda catalog: catalog.pending)
         first = replace(frame, files=frame.files[:1])
         return FrameReader(self.storage, first, reader.resolved(frame.frame_id)).meta
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.suspend()

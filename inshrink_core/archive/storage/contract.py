@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMappin
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Final, NewType, NoReturn, Self, TypeVar
+from typing import Any, Final, NewType, NoReturn, TypeVar
 
 from inshrink_core.archive.layout import RESTORE_REMEDY
 from inshrink_core.errors import (
@@ -122,7 +122,7 @@ def _returned(call: Callable[[], Any]) -> Any:
         return error
 
 
-class Creation(ABC):
+class Creation(AbstractContextManager["Creation", None]):
     """An object being written, invisible before `commit`.
 
     As a context manager it aborts the object unless it was committed.
@@ -149,9 +149,6 @@ class Creation(ABC):
     @abstractmethod
     def abort(self) -> None:
         """Discard the object; does nothing after `commit` or when repeated."""
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.abort()
