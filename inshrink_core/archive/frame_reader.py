@@ -274,7 +274,12 @@ class FrameReader:
     def stray_padding(self) -> Iterator[str]:
         """Yield a description of each block whose padding has bytes other than zero."""
         for part in self._parts.values():
-            yield from part.stray_padding()
+            end = layout.FRAME_HEADER_NBYTES
+            for entry in part.index.entries:
+                if entry.crc is not None:
+                    if any(part.file.read(end, entry.offset - end)):
+                        yield f"block '{entry.key}'"
+                    end = entry.offset + entry.nbytes
 
     def entry(self, key: str, attachment: bool = False) -> BlockEntry:
         """Return the entry of a tensor or attachment.
@@ -341,15 +346,6 @@ class _PartReader:
         self._ahead = (-layout.LARGE_ALIGNMENT, b"")
         self._small_at = min((e.offset for e in index.entries if e.crc is None), default=0)
         self._where = f"{storage.name}, frame {part.path} (step {step})"
-
-    def stray_padding(self) -> Iterator[str]:
-        """Yield a description of each block whose padding has bytes other than zero."""
-        end = layout.FRAME_HEADER_NBYTES
-        for entry in self.index.entries:
-            if entry.crc is not None:
-                if any(self.file.read(end, entry.offset - end)):
-                    yield f"block '{entry.key}'"
-                end = entry.offset + entry.nbytes
 
     def read(self, entry: BlockEntry) -> bytes:
         """Return the payload of a block."""

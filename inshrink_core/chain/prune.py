@@ -97,6 +97,7 @@ def carry_out(
     again = (*plan.copied, *plan.rekeyed)
     nbytes = {info.frame_id: frame_size(archive, info).raw_total for info in again} if progress else {}
     count = Counter(progress, "prune", sum(nbytes.values()))
+    deltas = [info for info in plan.copied if info.kind is FrameKind.DELTA]
 
     def report(step: int, spec: TensorSpec) -> None:
         count.add(spec.nbytes, step, spec.key)
@@ -118,7 +119,7 @@ def carry_out(
                         *(view, info, frame, partial(report, info.step)),
                         view=None if rest is None else rest.view,
                         rekeyed=None if alone else plan.rekeyed_tensors.get(info.frame_id, ()),
-                        children=plan.children_of(info),
+                        children=[delta for delta in deltas if delta.parent_id == info.frame_id],
                     )
                     for key, codec, payload in _attachments(archive, info, plan, alone=alone):
                         frame.add(key, codec, payload, attachment=True)
@@ -184,14 +185,6 @@ class PrunePlan:
         """The remaining frames that lose their optimizer state."""
         return tuple(frame for frame in self.remaining if frame.frame_id in self.reduced)
 
-    def children_of(self, info: FrameInfo) -> tuple[FrameInfo, ...]:
-        """Return the remaining delta frames whose parent is a re-keyed frame."""
-        return tuple(
-            frame
-            for frame in self.copied
-            if frame.kind is FrameKind.DELTA and frame.parent_id == info.frame_id
-        )
-
 
 _ORIGIN: Final = "training was restored from it"
 
@@ -209,7 +202,9 @@ def make_plan(archive: Archive, rules: PruneRules, needed: Collection[bytes | No
         The file of a frame is missing, so its dependants are unknown.
     """
     reader = archive.reader
-    _require_complete(reader)
+    reader.require_complete("fetch its file from where the archive came from, or use --forget-missing")
+    if not reader.frames:
+        raise NotFoundError("the archive holds no steps yet", where=reader.path)
     why, tips = _reasons(archive, rules), _tips(reader, rules)
     frames = {frame.frame_id: frame for frame in sorted(reader.frames, key=lambda frame: frame.generation)}
     origins = {frame_id: archive.frame(frame).meta.get("restored") for frame_id, frame in frames.items()}
@@ -264,13 +259,6 @@ def _reduced(archive: Archive, rules: PruneRules, remaining: Collection[bytes]) 
     shrinking = [f for f in reader.frames if f.frame_id in remaining and f.frame_id not in complete]
     found = {f.frame_id: without_state(archive, f) for f in shrinking}
     return {frame_id: rest for frame_id, rest in found.items() if rest is not None}
-
-
-def _require_complete(reader: ArchiveReader) -> None:
-    """Refuse an archive with missing frames."""
-    reader.require_complete("fetch its file from where the archive came from, or use --forget-missing")
-    if not reader.frames:
-        raise NotFoundError("the archive holds no steps yet", where=reader.path)
 
 
 def _tips(reader: ArchiveReader, rules: PruneRules) -> list[FrameInfo]:
