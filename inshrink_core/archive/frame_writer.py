@@ -187,8 +187,6 @@ class FrameWriter(AbstractContextManager["FrameWriter", None]):
             The storage refused; the archive is as it was before the frame.
         """
         self._require_open()
-        if not all(isinstance(key, str) for key in meta):
-            raise InputError("meta has text keys only", where=self.where)
         with self._aborting("the frame cannot be committed", self.where):
             rows = [
                 file.finish({**meta, **extra}) for file, extra in zip(self._files, self._apart, strict=True)
