@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
@@ -361,10 +361,7 @@ def _join_parts(
     pending: list[FrameInfo] = []
     contradicting: list[tuple[str, InshrinkError]] = []
     for generation, rows in parts.items():
-        groups: dict[FrameInfo, list[FrameInfo]] = {}
-        for row in rows:
-            groups.setdefault(replace(row, files=()), []).append(row)
-        found = [layout.joined(group) for group in groups.values()]
+        found = list(_same_frames(rows))
         alone = len(found) == 1 and generation not in unlisted
         if alone and len(found[0].files) == found[0].n_parts:
             unlisted[generation] = found[0]
@@ -377,6 +374,14 @@ def _join_parts(
                 fault = DamagedError(what, where=f"{where}, frame {row.path}", remedy=remedy)
                 contradicting.append((row.path, fault))
     return pending, contradicting
+
+
+def _same_frames(parts: Iterable[FrameInfo]) -> Iterator[FrameInfo]:
+    """Yield the frames that parts of one generation belong to, each with its present parts."""
+    groups: dict[FrameInfo, list[FrameInfo]] = {}
+    for part in parts:
+        groups.setdefault(replace(part, files=()), []).append(part)
+    yield from map(layout.joined, groups.values())
 
 
 def _frame_generation(path: str) -> int:
