@@ -26,7 +26,7 @@ from inshrink_app.server.roots import Address, Settings, configure, path_of, rea
 from inshrink_app.theme import theme_config
 from inshrink_app.window import READY
 
-from inshrink_core.archive.storage import storage_at
+from inshrink_core.archive.storage.registry import storage_at
 from inshrink_core.errors import InputError, MissingExtraError, NotFoundError
 from inshrink_core.execution.process import empty_directory, start_python, user_environment
 from inshrink_core.formats import split_step_pattern

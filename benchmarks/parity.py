@@ -43,7 +43,8 @@ from torch import Tensor
 import inshrink_core
 from benchmarks import bucket as server
 from benchmarks.results import RESULTS
-from inshrink_core.chain import OPTIMIZER_CHOICES, Archive, tensor_digest
+from inshrink_core.chain import Archive, tensor_digest
+from inshrink_core.chain.config import OPTIMIZER_CHOICES
 from inshrink_core.cli import main as inshrink
 
 CODECS = ("lattice", "inshrinkerator", "lossless", "lc-checkpoint", "excp", "qd", "uniform", "context")

@@ -22,8 +22,9 @@ import inshrink_core
 from benchmarks.results import write
 from inshrink_core.archive.packed import PackedStorage
 from inshrink_core.archive.reader import ArchiveReader
-from inshrink_core.archive.storage import Storage, Tag, object_at
 from inshrink_core.archive.storage.blocks import CACHE
+from inshrink_core.archive.storage.contract import Storage, Tag
+from inshrink_core.archive.storage.registry import object_at
 from inshrink_core.chain import Archive
 
 N_FRAMES, N_WEIGHTS, WIDTH = 24, 7, 128

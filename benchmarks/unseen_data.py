@@ -26,8 +26,8 @@ from torch.nn import functional
 import inshrink_core
 from benchmarks.controlled import TASKS, TUNED
 from benchmarks.results import RESULTS, renew, write
-from inshrink_core.chain import archive_size
 from inshrink_core.chain.defaults import make_chain_config
+from inshrink_core.chain.sizes import archive_size
 from inshrink_core.evaluate import Evaluation
 from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST, Bounds
 from inshrink_core.training.check import CheckedWriter, ModelEvaluator

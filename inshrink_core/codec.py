@@ -603,7 +603,7 @@ class EncoderState(Generic[_Plan]):
         return None
 
     def predicted(self, plan: _Plan) -> Mapping[str, Any] | None:
-        """Return the frame's record of the predicted restore cost (`inshrink_core.chain.QUALITY`)."""
+        """Return the frame's record of the predicted restore cost (`inshrink_core.chain.meta.QUALITY`)."""
         return None
 
     def step_size(self, plan: _Plan, spec: TensorSpec) -> float | None:

@@ -20,7 +20,8 @@ from typing import IO, TYPE_CHECKING, Annotated, ClassVar, Final
 
 import numpy as np
 
-from inshrink_core.chain import Archive, step_needs
+from inshrink_core.chain import Archive
+from inshrink_core.chain.sizes import step_needs
 from inshrink_core.checkpoint import (
     FLOATS,
     MODEL_ROLES,

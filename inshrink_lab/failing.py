@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from inshrink_core.archive import ArchiveWriter, is_archive
-from inshrink_core.chain import Archive, archive_size
+from inshrink_core.chain import Archive
+from inshrink_core.chain.sizes import archive_size
 from inshrink_core.errors import InputError, InshrinkError
 from inshrink_core.metrics import Direction
 from inshrink_core.training.check import CheckedWriter, ModelEvaluator

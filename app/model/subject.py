@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from inshrink_core.chain import ChainReport
+from inshrink_core.chain.report import ChainReport
 from inshrink_core.checkpoint import MODEL_ROLES, TensorSpec, twins
 
 ASK_ABOVE_BYTES = 200_000_000

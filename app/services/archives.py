@@ -12,7 +12,7 @@ from inshrink_app.server.roots import Address, real_path, scan, settings
 from inshrink_app.services.inside import samples
 from inshrink_app.services.opening import chain_of, listed_at, load_subject
 
-from inshrink_core.chain import ChainReport
+from inshrink_core.chain.report import ChainReport
 
 _SUFFIX = ".inshrink"
 _MAX_CANDIDATES = 64

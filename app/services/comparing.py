@@ -12,7 +12,7 @@ from inshrink_app.model import Subject
 from inshrink_app.services.evaluating import EvaluatorCode, evaluator_fields
 from inshrink_app.services.opening import opened
 
-from inshrink_core.chain import ChainReport
+from inshrink_core.chain.report import ChainReport
 from inshrink_core.evaluate import Comparison, EvaluatedStep
 from inshrink_core.metrics import Direction
 from inshrink_core.verbs.compare import CompareArchives

@@ -19,7 +19,7 @@ from inshrink_app.services.inside import is_own
 from inshrink_app.services.jobs import all_jobs, documents_of, start_job
 from inshrink_app.services.opening import chain_of, load_subject, resolve
 
-from inshrink_core.chain import ChainReport
+from inshrink_core.chain.report import ChainReport
 from inshrink_core.checkpoint import TensorSpec, twins
 from inshrink_core.request import Request
 from inshrink_core.verbs.compress import Compress

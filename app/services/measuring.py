@@ -17,7 +17,7 @@ from inshrink_app.services.opening import engine_at, opened
 from numpy.typing import NDArray
 
 from inshrink_core.analysis.profile import Row
-from inshrink_core.chain import ChainReport
+from inshrink_core.chain.report import ChainReport
 from inshrink_core.checkpoint import OPTIMIZER_ROLES, TensorRole, TensorSpec, twins
 from inshrink_core.errors import NotFoundError
 from inshrink_core.formats.matching.laws import in_order

@@ -18,8 +18,9 @@ from inshrink_app.services.inside import is_inside, is_own, keep_inside, reporte
 
 import inshrink_core
 from inshrink_core import Run
-from inshrink_core.archive.storage import object_at, storage_at
-from inshrink_core.chain import Archive, ChainReport, chain_report, original_checks
+from inshrink_core.archive.storage.registry import object_at, storage_at
+from inshrink_core.chain import Archive, original_checks
+from inshrink_core.chain.report import ChainReport, chain_report
 from inshrink_core.errors import clipped
 from inshrink_core.formats import Skipped, read_metrics, split_step_pattern
 from inshrink_core.verbs.shared.measured import run_content

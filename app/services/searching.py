@@ -17,7 +17,7 @@ from inshrink_app.services.inside import reported
 from inshrink_app.services.jobs import newest_job, read_result, scratch_path
 from inshrink_app.services.opening import opened
 
-from inshrink_core.chain import default_optimizer as of_engine
+from inshrink_core.chain.config import default_optimizer as of_engine
 from inshrink_core.chain.defaults import make_configs
 from inshrink_core.codec import make_codec
 from inshrink_core.codecs.variants import compared_variants

@@ -10,7 +10,8 @@ from inshrink_app.services import Bound
 from inshrink_app.widgets import fmt
 from inshrink_app.widgets.layout import Fact
 
-from inshrink_core.chain import ChainReport, is_exact
+from inshrink_core.chain.config import is_exact
+from inshrink_core.chain.report import ChainReport
 from inshrink_core.errors import InshrinkError
 from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST
 from inshrink_core.verbs.shared.measured import Known

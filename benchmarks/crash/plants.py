@@ -17,9 +17,11 @@ from benchmarks.crash.modes import CASES, Case, replays
 from benchmarks.crash.ranks import RANK_PLANTS, RankStage
 from benchmarks.crash.shim import Shim
 from benchmarks.crash.verbs import VERBS
-from inshrink_core.archive import ArchiveWriter, FrameWriter, Rewrite, frame_writer
+from inshrink_core.archive import ArchiveWriter, FrameWriter, frame_writer
 from inshrink_core.archive.layout import FRAME_FOLDER
-from inshrink_core.archive.storage import Creation, local
+from inshrink_core.archive.maintenance import Rewrite
+from inshrink_core.archive.storage import local
+from inshrink_core.archive.storage.contract import Creation
 from inshrink_core.errors import DamagedError
 from inshrink_core.frame import FrameInfo
 from inshrink_core.training.spool import Spool, SpooledSave

@@ -22,7 +22,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from inshrink_core.archive import ArchiveReader, ArchiveWriter, PartWriter, commit_parts, remove_frames
+from inshrink_core.archive import ArchiveReader, ArchiveWriter, PartWriter, commit_parts
+from inshrink_core.archive.maintenance import remove_frames
 from inshrink_core.archive.manifest import MANIFEST_NAME, Manifest
 from inshrink_core.archive.storage.contract import Creation, Lock
 from inshrink_core.errors import ConflictError, LockedError

@@ -164,8 +164,8 @@ class Commit(Parts):
 
 def crowded() -> AbstractContextManager[Any]:
     """Write frames in groups of three, and more than two small files together."""
-    limits = {"MAX_SMALL_FILES": 2, "_GROUP_FRAMES": 3}
-    return mock.patch.multiple("inshrink_core.archive.writer", **limits)
+    limits = {"MAX_SMALL_FILES": 2, "GROUP_FRAMES": 3}
+    return mock.patch.multiple("inshrink_core.archive.segment", **limits)
 
 
 class Group(Append):
@@ -178,7 +178,7 @@ class Group(Append):
         _compress(root, steps=self.required)
 
     def act(self, root: Path, note: Note) -> None:
-        with crowded(), mock.patch("inshrink_core.archive.MAX_SMALL_FILES", 2):
+        with crowded():
             _compress(root)
 
 
@@ -265,7 +265,7 @@ class Thin(Prune):
 
     def prepare(self, root: Path) -> None:
         write_run(root / RUN, (1, 2, 3, 4, 5, 6))
-        with crowded(), mock.patch("inshrink_core.archive.MAX_SMALL_FILES", 2):
+        with crowded():
             _compress(root, keyframe_every=32)
 
     def act(self, root: Path, note: Note) -> None:

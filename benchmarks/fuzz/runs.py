@@ -213,7 +213,7 @@ def _exported(run: Path, path: Path) -> None:
 
 
 def _segments(run: Path, path: Path) -> None:
-    with mock.patch("inshrink_core.archive.MAX_SMALL_FILES", 1):
+    with mock.patch("inshrink_core.archive.segment.MAX_SMALL_FILES", 1):
         inshrink_core.compress(run, path, steps=STEPS[:2], codec="lattice")
     inshrink_core.compress(run, path, codec="lattice")
 

@@ -14,20 +14,11 @@ if TYPE_CHECKING:
     from inshrink_core.archive.check import check_archive as check_archive
     from inshrink_core.archive.frame_reader import FrameReader as FrameReader
     from inshrink_core.archive.frame_writer import FrameWriter as FrameWriter
-    from inshrink_core.archive.layout import FORMAT_VERSION as FORMAT_VERSION
-    from inshrink_core.archive.maintenance import Rewrite as Rewrite
-    from inshrink_core.archive.maintenance import pack_archive as pack_archive
-    from inshrink_core.archive.maintenance import remove_frames as remove_frames
-    from inshrink_core.archive.maintenance import unpack_archive as unpack_archive
-    from inshrink_core.archive.parts import Committed as Committed
     from inshrink_core.archive.parts import PartWriter as PartWriter
     from inshrink_core.archive.parts import commit_parts as commit_parts
     from inshrink_core.archive.reader import ArchiveReader as ArchiveReader
     from inshrink_core.archive.reader import is_archive as is_archive
-    from inshrink_core.archive.reader import open_storage as open_storage
-    from inshrink_core.archive.segment import MAX_SMALL_FILES as MAX_SMALL_FILES
-    from inshrink_core.archive.storage import LocalStorage as LocalStorage
-    from inshrink_core.archive.storage import Storage as Storage
+    from inshrink_core.archive.storage.local import LocalStorage as LocalStorage
     from inshrink_core.archive.writer import ArchiveWriter as ArchiveWriter
 
 __all__ = index(__name__)

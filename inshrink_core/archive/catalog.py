@@ -20,7 +20,7 @@ from inshrink_core.archive.frame_reader import FrameFile, read_envelope
 from inshrink_core.archive.manifest import MANIFEST_NAME, Manifest
 from inshrink_core.archive.packed import PackedStorage
 from inshrink_core.archive.segment import is_intact
-from inshrink_core.archive.storage import OverlaidStorage, Storage, storage_error, storage_errors
+from inshrink_core.archive.storage.contract import OverlaidStorage, Storage, storage_errors
 from inshrink_core.errors import ConflictError, DamagedError, InshrinkError, NotFoundError, StorageError
 from inshrink_core.execution.files import NotRegularError
 from inshrink_core.frame import FrameInfo, FramePart
@@ -242,7 +242,7 @@ def load_catalog(storage: Storage) -> Catalog:
     StorageError
         The storage refused.
     """
-    try:
+    with storage_errors("the archive cannot be read", storage.name):
         catalog = _load(storage)
         for _ in range(_N_ATTEMPTS):
             if not catalog.missing:
@@ -250,8 +250,6 @@ def load_catalog(storage: Storage) -> Catalog:
             before, catalog = catalog, _load(storage)
             if catalog.manifest == before.manifest:
                 break
-    except OSError as error:
-        raise storage_error(error, "the archive cannot be read", storage.name) from error
     return catalog
 
 

@@ -9,18 +9,17 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from inshrink_core.archive.catalog import Catalog, missing_parts, parts_in_words
-from inshrink_core.archive.layout import FRAME_FOLDER, REBUILD_REMEDY, file_number
+from inshrink_core.archive.layout import FRAME_FOLDER, REBUILD_REMEDY, RESTORE_REMEDY, file_number
 from inshrink_core.archive.manifest import MANIFEST_NAME
 from inshrink_core.archive.packed import PackedStorage
 from inshrink_core.archive.reader import ArchiveReader, open_storage
 from inshrink_core.archive.segment import frame_digest
-from inshrink_core.archive.storage import LOCK_NAME, Storage, object_at
 from inshrink_core.archive.storage.blocks import CACHE
+from inshrink_core.archive.storage.contract import Storage
+from inshrink_core.archive.storage.local import LOCK_NAME
 from inshrink_core.errors import DamagedError, InshrinkError
-from inshrink_core.execution.files import temporary_name
 from inshrink_core.frame import FrameInfo
 
-_RESTORE: Final = "restore the file from a backup"
 _APPEND: Final = "the next append repairs it"
 _DELETE: Final = "delete it if it is not yours"
 _PENDING: Final = "run the missing parts, or discard the others: `inshrink commit ARCHIVE --discard`"
@@ -97,10 +96,9 @@ def check_archive(
         problems += _check_frame(reader, storage, frame)
     if isinstance(storage, PackedStorage):
         problems += [
-            Problem(storage.name, f"the padding before {path} is not zero", _RESTORE)
+            Problem(storage.name, f"the padding before {path} is not zero", RESTORE_REMEDY)
             for path in storage.stray_padding()
         ]
-        problems += _check_beside(path)
     else:
         problems += _check_segments(reader.catalog, storage)
         problems += _check_strays(storage)
@@ -109,7 +107,7 @@ def check_archive(
 
 def _from_error(error: InshrinkError) -> Problem:
     what = f"{error.what} (expected {error.expected}, found {error.found})" if error.found else error.what
-    return Problem(error.where, what, error.remedy or _RESTORE)
+    return Problem(error.where, what, error.remedy or RESTORE_REMEDY)
 
 
 def _check_catalog(catalog: Catalog, name: str) -> Iterator[Problem]:
@@ -148,34 +146,25 @@ def _check_frame(reader: ArchiveReader, storage: Storage, frame: FrameInfo) -> I
         for part in frame.files:
             if part.digest and frame_digest(storage, part) != part.digest:
                 what = "the SHA-256 of the frame is not the one in the manifest"
-                yield Problem(at(part.path), what, _RESTORE)
+                yield Problem(at(part.path), what, RESTORE_REMEDY)
         opened = reader.frame(frame.frame_id)
         _ = opened.meta
         for part in frame.files:
             if opened.contradictions(part.number):
                 which = parts_in_words([part.number], frame.n_parts)
                 what = f"{which} was written with other settings than the first"
-                yield Problem(at(frame.path), what, _RESTORE)
+                yield Problem(at(frame.path), what, RESTORE_REMEDY)
         for entry in opened.entries:
             try:
                 opened.read(entry)
             except InshrinkError as error:
                 yield _from_error(error)
         for behind in opened.stray_padding():
-            yield Problem(at(frame.path), f"the padding before {behind} is not zero", _RESTORE)
+            yield Problem(at(frame.path), f"the padding before {behind} is not zero", RESTORE_REMEDY)
     except InshrinkError as error:
         yield _from_error(error)
     except OSError as error:
-        yield Problem(at(frame.path), f"it cannot be read: {error.strerror}", _RESTORE)
-
-
-def _check_beside(path: str | os.PathLike[str]) -> Iterator[Problem]:
-    """Report an interrupted packing of the same name; an active one looks the same."""
-    around, name = object_at(path)
-    leftover = temporary_name(name)
-    if around.writable and leftover in around.remains(""):
-        what = "a packing was cut off and left this file, unless one is at work"
-        yield Problem(f"{around.name}/{leftover}", what, "the next packing of that name replaces it", True)
+        yield Problem(at(frame.path), f"it cannot be read: {error.strerror}", RESTORE_REMEDY)
 
 
 def _check_segments(catalog: Catalog, storage: Storage) -> Iterator[Problem]:

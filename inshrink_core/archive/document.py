@@ -12,7 +12,7 @@ import msgpack
 import zstandard
 
 from inshrink_core.archive.layout import MAX_DOCUMENT_NBYTES, damaged
-from inshrink_core.errors import DamagedError, InputError
+from inshrink_core.errors import InputError
 
 _STRONG_LEVEL: Final = 19
 _FAST_LEVEL: Final = 3
@@ -67,11 +67,10 @@ def pack_value(value: Any) -> bytes:
     InputError
         The value has a type or range that msgpack cannot hold.
     """
+    canonical = _canonical(value)
     try:
-        packed: bytes = msgpack.packb(_canonical(value), use_bin_type=True)
+        packed: bytes = msgpack.packb(canonical, use_bin_type=True)
     except (ValueError, OverflowError, TypeError) as error:
-        if isinstance(error, InputError):
-            raise
         raise InputError(f"the value cannot be stored: {error}") from error
     return packed
 
@@ -190,9 +189,6 @@ def decompress_document(data: bytes, raw_nbytes: int, where: str, dictionary: by
         decompressor = zstandard.ZstdDecompressor(
             max_window_size=_MAX_WINDOW_NBYTES, dict_data=raw_dictionary(dictionary)
         )
-        raw = decompressor.decompress(data, max_output_size=raw_nbytes, allow_extra_data=False)
+        return decompressor.decompress(data, max_output_size=raw_nbytes, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise damaged(f"a document does not decompress: {error}", where) from error
-    if len(raw) != raw_nbytes:
-        raise DamagedError("the length of a compressed document is wrong", where=where)
-    return raw

@@ -9,8 +9,8 @@ from typing import Any, Final, NamedTuple, Self
 from inshrink_core.archive import layout
 from inshrink_core.archive.document import unpack_value
 from inshrink_core.archive.index import FrameIndex
-from inshrink_core.archive.storage import Storage, storage_errors
 from inshrink_core.archive.storage.blocks import CACHE, Span, fetch
+from inshrink_core.archive.storage.contract import Storage, storage_errors
 from inshrink_core.errors import DamagedError, InshrinkError, MissingFrameError, NotFoundError
 from inshrink_core.frame import BlockEntry, FrameInfo, FramePart
 
@@ -274,7 +274,12 @@ class FrameReader:
     def stray_padding(self) -> Iterator[str]:
         """Yield a description of each block whose padding has bytes other than zero."""
         for part in self._parts.values():
-            yield from part.stray_padding()
+            end = layout.FRAME_HEADER_NBYTES
+            for entry in part.index.entries:
+                if entry.crc is not None:
+                    if any(part.file.read(end, entry.offset - end)):
+                        yield f"block '{entry.key}'"
+                    end = entry.offset + entry.nbytes
 
     def entry(self, key: str, attachment: bool = False) -> BlockEntry:
         """Return the entry of a tensor or attachment.
@@ -341,15 +346,6 @@ class _PartReader:
         self._ahead = (-layout.LARGE_ALIGNMENT, b"")
         self._small_at = min((e.offset for e in index.entries if e.crc is None), default=0)
         self._where = f"{storage.name}, frame {part.path} (step {step})"
-
-    def stray_padding(self) -> Iterator[str]:
-        """Yield a description of each block whose padding has bytes other than zero."""
-        end = layout.FRAME_HEADER_NBYTES
-        for entry in self.index.entries:
-            if entry.crc is not None:
-                if any(self.file.read(end, entry.offset - end)):
-                    yield f"block '{entry.key}'"
-                end = entry.offset + entry.nbytes
 
     def read(self, entry: BlockEntry) -> bytes:
         """Return the payload of a block."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Self
+from contextlib import AbstractContextManager
+from typing import Any
 
 from inshrink_core.archive import layout
 from inshrink_core.archive.document import compress_document, pack_value
 from inshrink_core.archive.index import INDEX_DICTIONARY, MAX_ATTRIBUTES, FrameIndex, IndexBuilder, pack_index
-from inshrink_core.archive.storage import Creation, Storage, storage_errors
+from inshrink_core.archive.storage.contract import Creation, Storage, storage_errors
 from inshrink_core.errors import InputError
 from inshrink_core.frame import FrameInfo
 
@@ -52,7 +53,7 @@ class _FrameFile:
         self._digest.update(content)
 
 
-class FrameWriter:
+class FrameWriter(AbstractContextManager["FrameWriter", None]):
     """A frame being written, in one file or several parts; created by `ArchiveWriter.begin`.
 
     As a context manager it aborts the frame on an exception, and if `commit` was not called. Memory use is
@@ -186,8 +187,6 @@ class FrameWriter:
             The storage refused; the archive is as it was before the frame.
         """
         self._require_open()
-        if not all(isinstance(key, str) for key in meta):
-            raise InputError("meta has text keys only", where=self.where)
         with self._aborting("the frame cannot be committed", self.where):
             rows = [
                 file.finish({**meta, **extra}) for file, extra in zip(self._files, self._apart, strict=True)
@@ -217,9 +216,6 @@ class FrameWriter:
     def _require_open(self) -> None:
         if not self.is_open:
             raise InputError("the frame was committed or aborted already", where=self.where)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.abort()

@@ -9,7 +9,6 @@ blocks with equal bytes, such as step counters, only the first is stored.
 from __future__ import annotations
 
 import hashlib
-import itertools
 import operator
 import struct
 from collections.abc import Mapping, Sequence
@@ -221,7 +220,7 @@ class _StoredColumns(msgspec.Struct, array_like=True, forbid_unknown_fields=True
 
 
 class _Document(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """The stored index of a frame."""
+    """The stored index of a frame; only a part has places."""
 
     tensors: _StoredColumns
     attachments: _StoredColumns
@@ -230,12 +229,7 @@ class _Document(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     crcs: bytes
     changed: dict[str, bytes]
     removed: tuple[str, ...]
-
-
-class _PartDocument(_Document):
-    """The stored index of a part."""
-
-    places: tuple[_Count, ...] | None
+    places: tuple[_Count, ...] | msgspec.UnsetType | None = msgspec.UNSET
 
 
 def _require(condition: bool, what: str) -> None:
@@ -303,21 +297,19 @@ def parse_index(
         The document is not an index, or its blocks do not fill the space before it.
     """
     document = unpack_value(raw, where, lists=False)
-    kind = _Document if part is None else _PartDocument
     try:
-        stored = msgspec.convert(document, kind, builtin_types=(bytes,))
+        stored = msgspec.convert(document, _Document, builtin_types=(bytes,))
+        _require((stored.places is msgspec.UNSET) == (part is None), "places of tensors")
         meta = dict(parent.meta) if parent else {}
         for key in stored.removed:
             _require(meta.pop(key, None) is not None and key not in stored.changed, "removed meta keys")
         inherited = (None, None) if parent is None else _columns(parent)
         sorts = list(map(_resolve, (stored.tensors, stored.attachments), inherited))
-        places = getattr(stored, "places", None)
-        if part is not None and parent and places is None:
-            places = parent.places
+        places = None if stored.places is msgspec.UNSET else stored.places
         if part is not None:
-            _require(places is not None and len(places) == len(sorts[0][0]), "places of tensors")
-        ascending = all(before < after for before, after in itertools.pairwise(places or ()))
-        _require(ascending, "places of tensors")
+            places = parent.places if parent and places is None else places
+            sound = places is not None and all(map(operator.lt, places, places[1:]))
+            _require(sound and len(places or ()) == len(sorts[0][0]), "places of tensors")
         entries = _parse_blocks(stored, sorts, end, len(small), part or 0)
     except (ValueError, msgspec.ValidationError) as error:
         raise layout.damaged(f"the frame's index is malformed: {error}", where) from error

@@ -322,20 +322,19 @@ def joined(parts: Iterable[FrameInfo]) -> FrameInfo:
 
 
 class FileKind(NamedTuple):
-    """A kind of file that ends with a compressed document and a trailer, and its names in messages.
+    """A kind of file that ends with a compressed document and a trailer, and its name in messages.
 
     Up to `max_before` bytes before the document belong to it: the checksum covers them, and the trailer's
     offset is their start.
     """
 
     name: str
-    document: str
     magic: bytes
     header_nbytes: int
     max_before: int = 0
 
 
-FRAME: Final = FileKind("frame", "index", b"INSE", FRAME_HEADER_NBYTES, MAX_SMALL_NBYTES)
+FRAME: Final = FileKind("frame", b"INSE", FRAME_HEADER_NBYTES, MAX_SMALL_NBYTES)
 
 
 class Trailer(NamedTuple):

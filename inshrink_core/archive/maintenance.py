@@ -7,26 +7,18 @@ import itertools
 import operator
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any, Final, Self
+from typing import Any, Final
 
-from inshrink_core.archive import layout
+from inshrink_core.archive import layout, segment
 from inshrink_core.archive.frame_writer import FrameWriter
 from inshrink_core.archive.index import FrameIndex
 from inshrink_core.archive.manifest import MANIFEST_NAME, Manifest
 from inshrink_core.archive.packed import PackedFile, align_file, pack_directory, pack_header
 from inshrink_core.archive.reader import ArchiveReader
-from inshrink_core.archive.segment import (
-    MAX_SMALL_FILES,
-    batches,
-    discard,
-    frame_chunks,
-    gathered,
-    placed,
-    separate,
-    with_digests,
-)
-from inshrink_core.archive.storage import Creation, Storage, find_at, object_at, storage_at, storage_errors
+from inshrink_core.archive.storage.contract import Creation, Storage, storage_errors
+from inshrink_core.archive.storage.registry import find_at, object_at, storage_at
 from inshrink_core.archive.writer import ArchiveWriter
 from inshrink_core.errors import DamagedError, ExistsError, InputError, NotFoundError
 from inshrink_core.execution.progress import Counter, OnProgress
@@ -57,7 +49,7 @@ _NEVER: Final = "\0"
 """A value that no key, codec or attribute equals; columns of it are never inherited."""
 
 
-class Rewrite:
+class Rewrite(AbstractContextManager["Rewrite", None]):
     """Rewrites some frames of an archive and removes others; use it as a context manager.
 
     New frames get generations that are listed as tombstones, so they are not live before the switch. `switch`
@@ -186,16 +178,13 @@ class Rewrite:
                 # Remaining frames of segments that lose a frame are copied to new segments.
                 left = {frame.path for frame in removed.values() if frame.offset is not None}
                 rows = [[frame for frame in frames if frame.path == path] for path in sorted(left)]
-                manifest = gathered(self._storage, manifest, rows)
+                manifest = segment.gathered(self._storage, manifest, rows)
                 self._made = manifest.frames
                 self._writer.write_manifest(manifest)
         finally:
             self._switched = self._writer.manifest == manifest
         self._writer.delete_unlisted((*removed.values(), *frames))
         self._writer.gather()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *error: object) -> None:
         if self._frame is not None:
@@ -300,13 +289,13 @@ def _write(reader: ArchiveReader, file: Creation, counter: Counter) -> int:
     file.write(header)
     end = len(header)
     for frame in reader.frames:
-        place, digests = separate(frame), []
+        place, digests = segment.separate(frame), []
         for part, at in zip(frame.files, place.files, strict=True):
             files.append(PackedFile(at.path, align_file(end), part.nbytes))
             file.write(bytes(files[-1].offset - end))
             digests.append(_copy(reader, frame, part, file, counter))
             end = files[-1].offset + part.nbytes
-        frames.append(with_digests(place, digests))
+        frames.append(segment.with_digests(place, digests))
     content = replace(_manifest(reader, frames), tombstones=()).pack()
     begin = align_file(end)
     files.append(PackedFile(MANIFEST_NAME, begin, len(content)))
@@ -329,7 +318,7 @@ def _copy(
 ) -> bytes:
     """Copy a file of a frame and return its SHA-256, verified if the manifest lists the frame."""
     digest, nbytes = hashlib.sha256(), 0
-    for chunk in frame_chunks(reader.storage, part):
+    for chunk in segment.frame_chunks(reader.storage, part):
         file.write(chunk)
         digest.update(chunk)
         nbytes += len(chunk)
@@ -378,16 +367,16 @@ def unpack_archive(
             try:
                 _write_folder(reader, storage, made, _counter(reader, progress, "unpack"))
             except BaseException:
-                discard(storage, made)
+                segment.discard(storage, made)
                 raise
 
 
 def _write_folder(reader: ArchiveReader, storage: Storage, made: list[str], counter: Counter) -> None:
     """Write the frames, then the manifest; append the paths of written files to `made`."""
     frames: list[FrameInfo] = []
-    groups = batches(reader.frames) if len(reader.frames) > MAX_SMALL_FILES else zip(reader.frames)
-    for batch in groups:
-        places = placed(batch, batch[-1].generation)
+    are_many = len(reader.frames) > segment.MAX_SMALL_FILES
+    for batch in segment.batches(reader.frames) if are_many else zip(reader.frames):
+        places = segment.placed(batch, batch[-1].generation)
         rows = [
             (at.path, frame, part)
             for frame, place in zip(batch, places, strict=True)
@@ -400,7 +389,7 @@ def _write_folder(reader: ArchiveReader, storage: Storage, made: list[str], coun
                 file.commit()
             made.append(path)
         each = iter(digests)
-        frames += [with_digests(place, [*itertools.islice(each, len(place.files))]) for place in places]
+        frames += [segment.with_digests(place, each) for place in places]
     if made:
         storage.sync(layout.FRAME_FOLDER)
     storage.replace(MANIFEST_NAME, _manifest(reader, frames).pack(), None)

@@ -12,7 +12,7 @@ import msgspec
 from inshrink_core.archive import layout
 from inshrink_core.archive.document import compress_document, decompress_document, pack_value, unpack_value
 from inshrink_core.archive.manifest import MANIFEST_NAME
-from inshrink_core.archive.storage import RangeFile, Storage
+from inshrink_core.archive.storage.contract import RangeFile, Storage
 from inshrink_core.errors import DamagedError
 
 PACK_MAGIC: Final = b"INSHRNKP"
@@ -20,7 +20,7 @@ PACK_MAGIC: Final = b"INSHRNKP"
 _HEADER_FIELDS: Final = struct.Struct("<8sHH")
 
 PACK_HEADER_NBYTES: Final = _HEADER_FIELDS.size + 4
-PACKED: Final = layout.FileKind("packed archive", "directory", b"INSQ", PACK_HEADER_NBYTES)
+PACKED: Final = layout.FileKind("packed archive", b"INSQ", PACK_HEADER_NBYTES)
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=layout.MAX_STEP)]
 

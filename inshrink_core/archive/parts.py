@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple
 
 from inshrink_core.archive import layout
 from inshrink_core.archive.catalog import Catalog, missing_parts, parts_in_words
@@ -14,7 +15,8 @@ from inshrink_core.archive.frame_reader import FrameReader
 from inshrink_core.archive.frame_writer import FrameWriter
 from inshrink_core.archive.manifest import MANIFEST_NAME, Manifest
 from inshrink_core.archive.reader import ArchiveReader, is_archive
-from inshrink_core.archive.storage import Creation, Lock, Storage, storage_at, storage_errors
+from inshrink_core.archive.storage.contract import Creation, Lock, Storage, storage_errors
+from inshrink_core.archive.storage.registry import storage_at
 from inshrink_core.archive.writer import ArchiveWriter
 from inshrink_core.errors import ConflictError, InputError, LockedError
 from inshrink_core.frame import FrameInfo, FrameKind
@@ -33,7 +35,7 @@ def _agree(where: str) -> str:
     )
 
 
-class PartWriter:
+class PartWriter(AbstractContextManager["PartWriter", None]):
     """Writes one part of new frames; a context manager that shares the archive's lock with the other parts.
 
     Parameters
@@ -92,7 +94,7 @@ class PartWriter:
     def _open(self, generation: int | None) -> None:
         with storage_errors("the archive cannot be opened for writing", os.fspath(self._path)):
             if generation is None:
-                self._lock = _lock_retrying(lambda: _shared(self.storage, self._path))
+                self._lock = _shared_lock(self.storage, self._path)
             try:
                 if hasattr(self, "reader"):
                     self.reader.refresh()
@@ -212,26 +214,18 @@ class PartWriter:
         first = replace(frame, files=frame.files[:1])
         return FrameReader(self.storage, first, reader.resolved(frame.frame_id)).meta
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *error: object) -> None:
         self.suspend()
 
 
-def _shared(storage: Storage, path: str | os.PathLike[str]) -> Lock:
-    """Return the shared lock of an archive, created if it does not exist."""
-    if storage.exclusive and not is_archive(path):
-        ArchiveWriter(path, create=True).close()
-    return storage.share()
-
-
-def _lock_retrying(take: Callable[[], Lock]) -> Lock:
-    """Take a lock, waiting up to `_PATIENCE_S` for others to release it."""
+def _shared_lock(storage: Storage, path: str | os.PathLike[str]) -> Lock:
+    """Return the shared lock of an archive, created if it does not exist; wait for others to release it."""
     until = time.monotonic() + _PATIENCE_S
     while True:
         try:
-            return take()
+            if storage.exclusive and not is_archive(path):
+                ArchiveWriter(path, create=True).close()
+            return storage.share()
         except LockedError:
             if time.monotonic() > until:
                 raise

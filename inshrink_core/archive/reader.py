@@ -18,11 +18,13 @@ from inshrink_core.archive.index import INDEX_DICTIONARY, FrameIndex, parse_inde
 from inshrink_core.archive.layout import FrameHeader
 from inshrink_core.archive.manifest import MANIFEST_NAME
 from inshrink_core.archive.packed import PackedStorage, is_packed
-from inshrink_core.archive.storage import Storage, find_at, is_url, storage_at, storage_error
 from inshrink_core.archive.storage.blocks import MAX_PREFETCH_NBYTES, Span, Windows, fetch
+from inshrink_core.archive.storage.contract import Storage, storage_errors
+from inshrink_core.archive.storage.registry import find_at, storage_at
 from inshrink_core.errors import DamagedError, InshrinkError, MissingFrameError, NotFoundError
 from inshrink_core.execution.files import NotRegularError
 from inshrink_core.frame import BlockEntry, FrameInfo, FrameKind, FramePart
+from inshrink_core.text import is_url
 
 _N_CACHED_INDICES: Final = 64
 """Two chains of the usual 32 frames: walking one while writing another resolves each index once."""
@@ -34,18 +36,6 @@ _WALK: Final = 2
 """After this many frames opened in order, the reader prefetches the following ones."""
 
 _FETCH: Final = "fetch the file from where the archive came from"
-
-
-def _lost(catalog: Catalog, archive: str, frame: FrameInfo, remedy: str = _FETCH) -> MissingFrameError:
-    lost = catalog.lost_files(frame)
-    numbers = [file.number for file in lost]
-    which = "" if frame.n_parts == 1 else f"{parts_in_words(numbers, frame.n_parts)} of "
-    verb = "are" if which and len(lost) > 1 else "is"
-    return MissingFrameError(
-        f"{which}the frame of step {frame.step} {verb} missing (id {frame.frame_id.hex()})",
-        where=f"{archive}, {lost[0].path if lost else frame.path}",
-        remedy=remedy,
-    )
 
 
 def _last(frames: Iterable[FrameInfo]) -> FrameInfo | None:
@@ -63,6 +53,13 @@ class ArchiveReader:
         The archive's storage; `open` finds it for a path or URL.
     unlisted
         Function that returns readable frames which no manifest lists yet, given the catalog.
+
+    Attributes
+    ----------
+    storage
+        The storage.
+    catalog
+        The full content of the archive, sound or not.
 
     Examples
     --------
@@ -84,7 +81,7 @@ class ArchiveReader:
     def __init__(
         self, storage: Storage, unlisted: Callable[[Catalog], Iterable[FrameInfo]] = lambda catalog: ()
     ) -> None:
-        self._storage, self._unlisted = storage, unlisted
+        self.storage, self._unlisted = storage, unlisted
         self._indices: OrderedDict[tuple[bytes, int], Mapping[int, FrameIndex]] = OrderedDict()
         self._caching = threading.Lock()
         self._walked = (b"", 0)
@@ -119,34 +116,29 @@ class ArchiveReader:
             raise NotFoundError(error.what, where=error.where, remedy=far.absent) from error
 
     @property
-    def catalog(self) -> Catalog:
-        """The full content of the archive, sound or not."""
-        return self._catalog
-
-    @property
     def path(self) -> str:
         """The path or URL of the archive."""
-        return self._storage.name
+        return self.storage.name
 
     @property
     def archive_id(self) -> bytes:
         """The 16-byte id of the archive, unchanged in copies."""
-        return self._catalog.manifest.archive_id
+        return self.catalog.manifest.archive_id
 
     @property
     def frames(self) -> tuple[FrameInfo, ...]:
         """Live frames in commit order."""
-        return self._catalog.frames
+        return self.catalog.frames
 
     @property
     def missing(self) -> tuple[FrameInfo, ...]:
         """Committed frames with missing files."""
-        return self._catalog.missing
+        return self.catalog.missing
 
     @property
     def listed(self) -> tuple[FrameInfo, ...]:
         """Every committed frame that was not removed, including frames with missing files."""
-        return (*self._catalog.frames, *self._catalog.missing)
+        return (*self.catalog.frames, *self.catalog.missing)
 
     @property
     def listed_head(self) -> FrameInfo | None:
@@ -157,7 +149,7 @@ class ArchiveReader:
         DamagedError
             The manifest is unusable, so the last frame may be missing unnoticed.
         """
-        self._catalog.require_complete(self.path)
+        self.catalog.require_complete(self.path)
         return _last(self.listed)
 
     @property
@@ -174,9 +166,7 @@ class ArchiveReader:
         """
         head = self.listed_head
         if head is not None and any(lost.frame_id == head.frame_id for lost in self.missing):
-            raise _lost(
-                self._catalog,
-                self.path,
+            raise self._lost(
                 head,
                 f"it is the last one; {_FETCH}, or name the step that is wanted instead, "
                 "or give the missing frames up with `inshrink prune --forget-missing`",
@@ -194,22 +184,28 @@ class ArchiveReader:
         ordered = sorted(self.frames, key=lambda frame: frame.generation)
         return tuple({frame.branch: frame for frame in ordered if frame.is_named}.values())
 
-    def require_complete(self) -> None:
+    def require_complete(self, remedy: str = _FETCH) -> None:
         """Raise an error if a frame is missing, or may be missing."""
-        self._catalog.require_complete(self.path)
+        self.catalog.require_complete(self.path)
         for lost in self.missing:
-            raise _lost(self._catalog, self.path, lost)
+            raise self._lost(lost, remedy)
+
+    def _lost(self, frame: FrameInfo, remedy: str = _FETCH) -> MissingFrameError:
+        lost = self.catalog.lost_files(frame)
+        numbers = [file.number for file in lost]
+        which = "" if frame.n_parts == 1 else f"{parts_in_words(numbers, frame.n_parts)} of "
+        verb = "are" if which and len(lost) > 1 else "is"
+        return MissingFrameError(
+            f"{which}the frame of step {frame.step} {verb} missing (id {frame.frame_id.hex()})",
+            where=f"{self.path}, {lost[0].path if lost else frame.path}",
+            remedy=remedy,
+        )
 
     @property
     def manifest_nbytes(self) -> int:
         """Size of the manifest, plus the overhead of a packed archive, in bytes."""
-        packed = self._storage.overhead_nbytes if isinstance(self._storage, PackedStorage) else 0
-        return self._catalog.manifest_nbytes + packed
-
-    @property
-    def storage(self) -> Storage:
-        """The storage of the archive."""
-        return self._storage
+        packed = self.storage.overhead_nbytes if isinstance(self.storage, PackedStorage) else 0
+        return self.catalog.manifest_nbytes + packed
 
     @property
     def nbytes(self) -> int:
@@ -219,17 +215,17 @@ class ArchiveReader:
     @property
     def bytes_read(self) -> int:
         """Bytes read from storage since opening, opening included."""
-        return self._storage.bytes_read
+        return self.storage.bytes_read
 
     def refresh(self) -> None:
         """Reload the archive."""
-        self._catalog: Catalog = load_catalog(self._storage)
-        for info in tuple(self._unlisted(self._catalog)):
+        self.catalog: Catalog = load_catalog(self.storage)
+        for info in tuple(self._unlisted(self.catalog)):
             self.see(info)
 
     def see(self, info: FrameInfo) -> None:
         """Add a readable frame that no manifest lists yet."""
-        self._catalog = self._catalog.with_frame(info)
+        self.catalog = self.catalog.with_frame(info)
 
     def info(self, frame_id: bytes) -> FrameInfo:
         """Return a frame by id.
@@ -241,12 +237,12 @@ class ArchiveReader:
         NotFoundError
             No frame has that id.
         """
-        known = self._catalog.by_id.get(frame_id)
+        known = self.catalog.by_id.get(frame_id)
         if known is not None:
             return known
         for lost in self.missing:
             if lost.frame_id == frame_id:
-                raise _lost(self._catalog, self.path, lost)
+                raise self._lost(lost)
         raise NotFoundError(f"there is no frame {frame_id.hex()}", where=self.path)
 
     def history(self, frame_id: bytes | None = None) -> tuple[FrameInfo, ...]:
@@ -255,13 +251,13 @@ class ArchiveReader:
         Frames with missing files, even the head, are left out; the walk continues past them if the manifest
         records their parent. `listed_history` includes them.
         """
-        frames = self._catalog.by_id
+        frames = self.catalog.by_id
         start = None if frame_id is None else self.info(frame_id)
         return tuple(frame for frame in self.listed_history(start) if frame.frame_id in frames)
 
     def listed_history(self, frame: FrameInfo | None = None) -> tuple[FrameInfo, ...]:
         """Return the ancestry of a frame (by default the head), including frames with missing files."""
-        frames, lost = self._catalog.by_id, {frame.frame_id: frame for frame in self.missing}
+        frames, lost = self.catalog.by_id, {frame.frame_id: frame for frame in self.missing}
         frame = self.listed_head if frame is None else frame
         line: dict[bytes, FrameInfo] = {}
         while frame is not None and frame.frame_id not in line:
@@ -317,7 +313,7 @@ class ArchiveReader:
             `branch` is None, and the manifest, which determines the newest branch, is unusable.
         """
         if branch is None:
-            self._catalog.require_complete(self.path)
+            self.catalog.require_complete(self.path)
             lines = (frame for frame in self.listed if not frame.is_named)
             newest_last = sorted(lines, key=lambda frame: (frame.branch, frame.generation))
             candidates = (*newest_last, *self.listed_history())
@@ -330,7 +326,7 @@ class ArchiveReader:
                 if frame in self.missing:
                     others = sorted({f.branch for f in self.frames if f.step == step})
                     also = f"; branch {others[-1]} has another step {step}" if others else ""
-                    raise _lost(self._catalog, self.path, frame, _FETCH + also)
+                    raise self._lost(frame, _FETCH + also)
                 return frame
         raise self._no_step(step, branch, sorted({frame.step for frame in candidates}))
 
@@ -348,7 +344,7 @@ class ArchiveReader:
     @property
     def is_far(self) -> bool:
         """Whether the storage is remote, so that prefetching pays."""
-        return self._storage.n_at_once > 1
+        return self.storage.n_at_once > 1
 
     def fetch(self, frames: Iterable[FrameInfo], *, blocks: bool = False) -> None:
         """Prefetch the data that opening frames reads, from remote storage in one round trip.
@@ -362,19 +358,19 @@ class ArchiveReader:
         """
         parts = [part for frame in frames for part in frame.files] if self.is_far else []
         if blocks and sum(part.nbytes for part in parts) <= MAX_PREFETCH_NBYTES:
-            fetch(self._storage, [FrameFile.of(self._storage, part).span(0, part.nbytes) for part in parts])
-        fetch_ends(self._storage, parts)
+            fetch(self.storage, [FrameFile.of(self.storage, part).span(0, part.nbytes) for part in parts])
+        fetch_ends(self.storage, parts)
 
     def windows(self, columns: Mapping[str, Iterable[tuple[FrameReader, BlockEntry]]]) -> Windows:
         """Return a prefetcher that fetches columns of blocks approximately in order."""
-        return Windows(self._storage, {name: _spans(blocks) for name, blocks in columns.items()})
+        return Windows(self.storage, {name: _spans(blocks) for name, blocks in columns.items()})
 
     def fetch_blocks(self, blocks: Iterable[tuple[FrameReader, BlockEntry]]) -> None:
         """Prefetch blocks from remote storage in one round trip; does nothing for local storage."""
         if self.is_far:
             spans = _spans(blocks)
             if sum(span.nbytes for span in spans) <= MAX_PREFETCH_NBYTES:
-                fetch(self._storage, spans)
+                fetch(self.storage, spans)
 
     def frame(self, frame_id: bytes) -> FrameReader:
         """Open a frame: read its header and index, and those of the frames it inherits from.
@@ -388,7 +384,7 @@ class ArchiveReader:
         NotFoundError
             No frame has that id.
         """
-        return FrameReader(self._storage, self.info(frame_id), self.resolved(frame_id))
+        return FrameReader(self.storage, self.info(frame_id), self.resolved(frame_id))
 
     def resolved(self, frame_id: bytes) -> Mapping[int, FrameIndex]:
         """Return the index of each part of a frame, by part number, inheritance resolved.
@@ -425,7 +421,7 @@ class ArchiveReader:
             return
         walks = len(frames) == 1 and frames[0].parent_id == self._walked[0]
         self._walked = frames[0].frame_id, self._walked[1] + 1 if walks else 0
-        if self._walked[1] >= _WALK and not has_ends(self._storage, frames[0].files):
+        if self._walked[1] >= _WALK and not has_ends(self.storage, frames[0].files):
             at = bisect_right(self.frames, frames[0].generation, key=lambda frame: frame.generation)
             frames = [*frames, *self.frames[at : at + _N_CACHED_INDICES]]
         self.fetch(frames)
@@ -444,7 +440,7 @@ class ArchiveReader:
             return indices
 
     def _read_index(self, frame: FrameInfo, part: FramePart, parent: FrameIndex | None) -> FrameIndex:
-        file = FrameFile.of(self._storage, part)
+        file = FrameFile.of(self.storage, part)
         expected = FrameHeader(self.archive_id, replace(frame, files=()), part.number)
         header, trailer, document, small = read_envelope(file, expected if self.is_far else None)
         found = header.listed(trailer.file_nbytes)
@@ -507,7 +503,7 @@ def open_storage(path: str | os.PathLike[str]) -> Storage:
         The storage refused.
     """
     where = os.fspath(path)
-    try:
+    with storage_errors("the archive cannot be read", where):
         found = find_at(path)
         if found is None:
             raise NotFoundError("there is no such archive", where=where)
@@ -516,5 +512,3 @@ def open_storage(path: str | os.PathLike[str]) -> Storage:
         if not (is_url(path) or is_packed(found)):
             raise NotFoundError("this file is not an archive", where=where)
         return PackedStorage(found)
-    except OSError as error:
-        raise storage_error(error, "the archive cannot be read", where) from error

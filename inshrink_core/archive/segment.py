@@ -11,7 +11,7 @@ from typing import Final
 
 from inshrink_core.archive import layout
 from inshrink_core.archive.manifest import Manifest
-from inshrink_core.archive.storage import Storage
+from inshrink_core.archive.storage.contract import Storage
 from inshrink_core.errors import InshrinkError, StorageError
 from inshrink_core.frame import FrameInfo, FramePart
 
@@ -20,6 +20,9 @@ _CHUNK_NBYTES: Final = 4 << 20
 
 MAX_SMALL_FILES: Final = 64
 """Number of small files above which an archive merges them."""
+
+GROUP_FRAMES: Final = 64
+"""Most frames of a group."""
 
 
 def batches(frames: Iterable[FrameInfo]) -> Iterator[tuple[FrameInfo, ...]]:
@@ -139,7 +142,7 @@ def is_intact(storage: Storage, frame: FrameInfo) -> bool:
         return False
 
 
-def with_digests(frame: FrameInfo, digests: Sequence[bytes]) -> FrameInfo:
-    """Return a frame with the digest of each of its files."""
-    files = zip(frame.files, digests, strict=True)
+def with_digests(frame: FrameInfo, digests: Iterable[bytes]) -> FrameInfo:
+    """Return a frame with the digest of each of its files, taken from the beginning of `digests`."""
+    files = zip(frame.files, digests, strict=False)
     return replace(frame, files=tuple(replace(file, digest=digest) for file, digest in files))

@@ -11,32 +11,15 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-from inshrink_core.archive import layout
+from inshrink_core.archive import layout, segment
 from inshrink_core.archive.catalog import Catalog, is_archive_storage, load_catalog, parts_in_words
 from inshrink_core.archive.frame_writer import FrameWriter
 from inshrink_core.archive.manifest import MANIFEST_NAME, Manifest
 from inshrink_core.archive.packed import is_packed
 from inshrink_core.archive.reader import ArchiveReader
-from inshrink_core.archive.segment import (
-    MAX_SMALL_FILES,
-    discard,
-    frame_digest,
-    gathered,
-    placed,
-    small_files,
-    with_digests,
-    write_together,
-)
-from inshrink_core.archive.storage import (
-    LOCK_NAME,
-    Creation,
-    OverlaidStorage,
-    Storage,
-    Tag,
-    find_at,
-    storage_at,
-    storage_errors,
-)
+from inshrink_core.archive.storage.contract import Creation, OverlaidStorage, Storage, Tag, storage_errors
+from inshrink_core.archive.storage.local import LOCK_NAME
+from inshrink_core.archive.storage.registry import find_at, storage_at
 from inshrink_core.errors import (
     ConflictError,
     DamagedError,
@@ -50,7 +33,6 @@ from inshrink_core.errors import (
 from inshrink_core.execution.files import Closing, NotRegularError
 from inshrink_core.frame import FrameInfo, FrameKind
 
-_GROUP_FRAMES: Final = 64
 _GROUP_S: Final = 10.0
 """Time limit of a group: a crash loses at most one group, and only the current frame if steps are slow."""
 
@@ -173,8 +155,8 @@ class ArchiveWriter(Closing):
         """Return the manifest with the unlisted whole frames added, digests computed from their files."""
         manifest = catalog.manifest.with_places(catalog.moved)
         for frame in catalog.unlisted:
-            digests = [frame_digest(self.storage, part) for part in frame.files]
-            manifest = manifest.with_frame(with_digests(frame, digests))
+            digests = [segment.frame_digest(self.storage, part) for part in frame.files]
+            manifest = manifest.with_frame(segment.with_digests(frame, digests))
         return replace(manifest, next_generation=catalog.next_generation)
 
     def _settled(self, catalog: Catalog, pending: str) -> Catalog:
@@ -186,7 +168,7 @@ class ArchiveWriter(Closing):
             )
             given_up = [frame for frame in (*catalog.unlisted, *catalog.pending) if frame.generation >= first]
             for frame in sorted(given_up, key=lambda frame: -frame.generation):
-                discard(self.storage, frame.paths)
+                segment.discard(self.storage, frame.paths)
             self.discarded = tuple(sorted(given_up, key=lambda frame: frame.generation))
             return load_catalog(self.storage)
         for error in torn.values():
@@ -279,7 +261,7 @@ class ArchiveWriter(Closing):
         except BaseException as error:
             taken = isinstance(error, FileExistsError)
             if self._manifest is not manifest and not taken:
-                discard(self.storage, reversed(paths))
+                segment.discard(self.storage, reversed(paths))
             # After an interruption, `close` tries to write the group again.
             if isinstance(error, Exception) or self._manifest is manifest:
                 self._leave_group()
@@ -303,7 +285,7 @@ class ArchiveWriter(Closing):
         self._group.append(info)
         self._contents[info.path] = content
         self.reader.see(info)
-        if len(self._group) >= _GROUP_FRAMES or time.monotonic() - self._flushed_at > _GROUP_S:
+        if len(self._group) >= segment.GROUP_FRAMES or time.monotonic() - self._flushed_at > _GROUP_S:
             self._flush_group()
 
     def flush(self, *, remote: bool = True) -> None:
@@ -330,10 +312,11 @@ class ArchiveWriter(Closing):
         if not self._group:
             return
         contents = [self._contents[frame.path] for frame in self._group]
-        frames = placed(self._group, self._group[-1].generation)
+        frames = segment.placed(self._group, self._group[-1].generation)
         manifest = self.manifest.with_places(frames)
+        commit = partial(segment.write_together, self.storage, frames, contents)
         with storage_errors("the frames cannot be committed", self.storage.name):
-            self._list(manifest, frames[0].paths, lambda: write_together(self.storage, frames, contents))
+            self._list(manifest, frames[0].paths, commit)
 
     def _leave_group(self) -> None:
         if self._group:
@@ -344,11 +327,11 @@ class ArchiveWriter(Closing):
     def gather(self) -> None:
         """Merge many small files into few; if the storage refuses, they stay as they are."""
         before = self._manifest
-        small = small_files(before)
-        if len(small) <= MAX_SMALL_FILES:
+        small = segment.small_files(before)
+        if len(small) <= segment.MAX_SMALL_FILES:
             return
         with contextlib.suppress(OSError, InshrinkError):
-            manifest = gathered(self.storage, before, small)
+            manifest = segment.gathered(self.storage, before, small)
             try:
                 self.write_manifest(manifest)
             finally:
@@ -369,7 +352,7 @@ class ArchiveWriter(Closing):
             # Children first: after a crash, a remaining file still has its reference.
             newest_first = sorted(frames, key=lambda frame: -frame.generation)
             paths = dict.fromkeys(path for frame in newest_first for path in frame.paths)
-            discard(self.storage, [path for path in paths if path not in listed])
+            segment.discard(self.storage, [path for path in paths if path not in listed])
             self.reader.refresh()
 
     def write_manifest(self, manifest: Manifest) -> None:

@@ -56,10 +56,7 @@ _Read = TypeVar("_Read")
 _Tensors: TypeAlias = tuple[tuple[TensorSpec, ...], Mapping[str, tuple[TensorSpec, ...]]]
 
 _MAX_CACHED_ENTRIES = 1 << 18
-"""Limit on the index entries of open frames: about 100 MB, or thousands of frames of a small model."""
-
-_MAX_CACHED_SPECS = 1 << 15
-"""Limit on the tensor specs of cached checkpoint descriptions: about 30 MB."""
+"""Limit on the index entries of open frames: about 200 MB, or thousands of frames of a small model."""
 
 _DESCRIBED = TensorsInMemory({})
 """Source of a checkpoint description, which has specs but no values."""
@@ -79,7 +76,7 @@ class _State:
 
 
 class _OpenFrame:
-    """An open frame with validated meta; its index is parsed once.
+    """An open frame with validated meta; its index and, if needed, its file layout are parsed once.
 
     Raises
     ------
@@ -89,6 +86,7 @@ class _OpenFrame:
 
     def __init__(self, reader: FrameReader, where: str) -> None:
         self.reader, self.where = reader, where
+        self.described: Checkpoint | None = None
         self.base: BaseRecord | None = None
         meta = reader.meta
         check_meta(meta, where)
@@ -160,7 +158,6 @@ class Archive(Mapping[int, Checkpoint]):
         self._frames: OrderedDict[tuple[bytes, int, str], _OpenFrame] = OrderedDict()
         self._lock = threading.Lock()
         self._in_use = self._granted = 0
-        self._described: dict[FrameInfo, Checkpoint] = {}
         self._windows: dict[bytes, Windows] = {}
         self._walk: tuple[bytes, str | None, Windows | None] = (b"", None, None)
 
@@ -210,7 +207,7 @@ class Archive(Mapping[int, Checkpoint]):
     def _view(self, *, keep_state: bool, limits: Limits, device: str) -> Archive:
         """Return another view that shares the frames already open."""
         view = Archive(self.reader, keep_state=keep_state, limits=limits, device=device, bases=self.bases)
-        view._frames, view._described, view._lock = self._frames, self._described, self._lock
+        view._frames, view._lock = self._frames, self._lock
         return view
 
     @property
@@ -362,30 +359,25 @@ class Archive(Mapping[int, Checkpoint]):
         return self._rereading(self._checkpoint, info)
 
     def _checkpoint(self, info: FrameInfo) -> Checkpoint:
-        frame = self.frame(info)
-        known = self._described.get(frame.info)
-        if known is not None:
-            return replace(known, source=_FrameSource(self, info))
-        specs, _ = self._frame(info).tensors
-        layout, where = self.attachment(info, LAYOUT_KEY), self.where(info)
-        if len(layout) <= MAX_LAYOUT_NBYTES:
-            self._require(LAYOUT_MEMORY * len(layout), "reading the layout of its files", where)
-        files, aliases = unpack_layout(layout, tuple(spec.key for spec in specs), where)
-        described = Checkpoint(
-            step=info.step,
-            specs=specs,
-            source=_FrameSource(self, info),
-            files=files,
-            aliases=aliases,
-            origin=where,
-            branch=frame.meta.get(NAME, ""),
-            folder=frame.meta.get(FOLDER, ""),
-            models=tuple(frame.meta.get(MODELS, ())),
-        )
-        if sum(len(other.specs) for other in self._described.values()) + len(specs) <= _MAX_CACHED_SPECS:
-            # The cache has no reference to the archive, or one view would keep another's states alive.
-            self._described[frame.info] = replace(described, source=_DESCRIBED)
-        return described
+        opened = self._frame(info)
+        if opened.described is None:
+            specs, meta, where = opened.tensors[0], opened.reader.meta, self.where(info)
+            layout = self.attachment(info, LAYOUT_KEY)
+            if len(layout) <= MAX_LAYOUT_NBYTES:
+                self._require(LAYOUT_MEMORY * len(layout), "reading the layout of its files", where)
+            files, aliases = unpack_layout(layout, tuple(spec.key for spec in specs), where)
+            opened.described = Checkpoint(
+                step=info.step,
+                specs=specs,
+                source=_DESCRIBED,  # with the archive, one view would keep another's states alive
+                files=files,
+                aliases=aliases,
+                origin=where,
+                branch=meta.get(NAME, ""),
+                folder=meta.get(FOLDER, ""),
+                models=tuple(meta.get(MODELS, ())),
+            )
+        return replace(opened.described, source=_FrameSource(self, info))
 
     def attributing(self, info: FrameInfo) -> Checkpoint:
         """Return the checkpoint for matching optimizer state to parameters.

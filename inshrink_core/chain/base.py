@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from inshrink_core.archive.layout import damaged
-from inshrink_core.archive.storage import was_url
 from inshrink_core.chain.attachments import tensor_digest
 from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint, TensorSpec
 from inshrink_core.codec import AnyCodec, BaseReference, codec_names, get_codec
 from inshrink_core.errors import BaseModelError, ConfigError, InshrinkError, TooLargeError, named
+from inshrink_core.text import was_url
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,22 +43,6 @@ _ADAPTERS: Final = ("lora_", "adapter", "ia3_", "prompt_encoder")
 
 BaseLike: TypeAlias = "BaseModel | Checkpoint | Mapping[str, Tensor] | str | os.PathLike[str]"
 """Accepted forms of a base model (`inshrink_core.chain.open_base`)."""
-
-
-def is_base_record(value: Any) -> bool:
-    """Whether a value of meta has the form of a base record (docs/format.md)."""
-    if not isinstance(value, dict):
-        return False
-    digest, tensors, step = value.get("digest"), value.get("tensors"), value.get("step")
-    return (
-        isinstance(digest, bytes)
-        and len(digest) == 32
-        and isinstance(tensors, bytes)
-        and len(tensors) % _SHORT == 0
-        and isinstance(value.get("name"), str)
-        and isinstance(value.get("path"), str | None)
-        and (step is None or type(step) is int)
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

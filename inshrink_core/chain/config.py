@@ -390,7 +390,7 @@ def assignments(
     Returns
     -------
     tuple of dict
-        Tables for `inshrink_core.chain.parse_overrides`. There is one for each layer type if the types
+        Tables for `parse_overrides`. There is one for each layer type if the types
         determine the values; else one for each largest module with equal values. Each tensor matches at most
         one table.
 

@@ -6,15 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from inshrink_core.archive import is_archive
-from inshrink_core.chain import (
-    OPTIMIZER_CHOICES,
-    Archive,
-    ChainConfig,
-    Override,
-    is_exact,
-    optimizer_of,
-    parse_overrides,
-)
+from inshrink_core.chain import Archive, ChainConfig
+from inshrink_core.chain.config import Override, is_exact, optimizer_of, parse_overrides
 from inshrink_core.codec import (
     DEFAULT_CODEC,
     FALLBACK_CODEC,
@@ -60,11 +53,9 @@ def make_chain_config(
 ) -> ChainConfig:
     """Return a configuration with defaults from the archive's newest frame, or the general ones.
 
-    Settings may include ``overrides``, a list of tables (`inshrink_core.chain.Override`). If given, they
+    Settings may include ``overrides``, a list of tables (`Override`). If given, they
     replace the archive's.
     """
-    if optimizer is not None and optimizer not in OPTIMIZER_CHOICES:
-        raise InputError(f"--optimizer {optimizer}", remedy=f"choose one of {', '.join(OPTIMIZER_CHOICES)}")
     if keyframe_every < 1:
         raise InputError("--keyframe-every must be at least 1", found=str(keyframe_every), expected="≥ 1")
     meta: Mapping[str, Any] = {}

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Final
+
+import msgspec
 
 from inshrink_core.archive.layout import damaged, newer
 from inshrink_core.chain.attachments import DROPPED
-from inshrink_core.chain.base import BASE, is_base_record
+from inshrink_core.chain.base import BASE
 from inshrink_core.chain.parts import cell_spec
 from inshrink_core.checkpoint import DTYPE_SIZES, MODEL_ROLES, Box, LayerType, TensorRole, TensorSpec
 from inshrink_core.codec import decoding_memory
@@ -40,48 +42,59 @@ MODELS: Final = "models"
 """Meta key: names of the models beside the main one; the names of their tensors start with these."""
 
 
-def _is_id(value: Any) -> bool:
-    return isinstance(value, bytes) and len(value) == 16
+class _Quality(msgspec.Struct, forbid_unknown_fields=True):
+    """The fields of `QUALITY`."""
+
+    how: str = ""
+    why: str = ""
+    bounds: dict[str, float] = {}
+    drop: float = 0.0
+    divergence: float = 0.0
+    restore_cost: float = 0.0
+    peak_learning_rate: float = 0.0
+    coarseness: float = 0.0
 
 
-def _is_list_of(value: Any, is_valid: Callable[[Any], bool]) -> bool:
-    return isinstance(value, list) and all(map(is_valid, value))
+class _Base(msgspec.Struct):
+    """The fields of `BASE`."""
+
+    digest: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+    tensors: bytes
+    name: str
+    path: str | None = None
+    step: int | None = None
 
 
-def _is_dropped(value: Any) -> bool:
-    """Whether a value is an id followed by lists of keys."""
-    pair = isinstance(value, list) and len(value) == 2 and _is_id(value[0])
-    return pair and _is_list_of(value[1], lambda keys: _is_list_of(keys, lambda key: type(key) is str))
+class _Originals(msgspec.Struct):
+    """The fields of `ORIGINALS`."""
+
+    checked: list[str] = []
+    unchecked: list[str] = []
+    damaged: list[tuple[str, str, int, int]] = []
 
 
-def _is_quality(value: Any) -> bool:
-    """Whether a value has strings and numbers under the right keys."""
-    if not isinstance(value, dict) or not isinstance(bounds := value.get("bounds", {}), dict):
-        return False
-    words = all(isinstance(value.get(name, ""), str) for name in ("how", "why"))
-    numbers = [item for name, item in value.items() if name not in ("how", "why", "bounds")]
-    return words and all(isinstance(item, float) for item in [*numbers, *bounds.values()])
+_Id = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 
-
-_KINDS: Final[Mapping[str, Callable[[Any], bool]]] = {
-    "codec": lambda value: isinstance(value, str),
-    "config": lambda value: isinstance(value, dict),
-    "overrides": lambda value: _is_list_of(value, lambda item: isinstance(item, dict)),
-    "optimizer": lambda value: isinstance(value, str),
-    NAME: lambda value: isinstance(value, str),
-    "content": _is_id,
-    QUALITY: lambda value: _is_quality(value),
-    WRITTEN: lambda value: isinstance(value, dict) and all(type(step) is int for step in value.values()),
-    DROPPED: lambda value: _is_dropped(value),
-    FOLDER: lambda value: isinstance(value, str),
-    METRICS: lambda value: isinstance(value, dict) and all(type(x) is float for x in value.values()),
-    MODELS: lambda value: _is_list_of(value, lambda name: isinstance(name, str)),
-    "restored": _is_id,
-    "rekeyed": _is_id,
-    BASE: is_base_record,
-    "source": lambda value: _is_list_of(value, _is_id) and len(value) == 2,
+_KINDS: Final[Mapping[str, Any]] = {
+    "codec": str,
+    "config": dict,
+    "overrides": list[dict[str, Any]],
+    "optimizer": str,
+    NAME: str,
+    "content": _Id,
+    QUALITY: _Quality,
+    WRITTEN: dict[str, int],
+    DROPPED: tuple[_Id, list[list[str]]],
+    FOLDER: str,
+    METRICS: dict[str, float],
+    MODELS: list[str],
+    "restored": _Id,
+    "rekeyed": _Id,
+    BASE: _Base,
+    ORIGINALS: _Originals,
+    "source": tuple[_Id, _Id],
 }
-"""Validators of the known keys (docs/format.md); other keys may have any value."""
+"""Types of the known keys (docs/format.md); other keys may have any value."""
 
 
 def check_meta(meta: Mapping[str, Any], where: str) -> None:
@@ -92,9 +105,13 @@ def check_meta(meta: Mapping[str, Any], where: str) -> None:
     DamagedError
         A value does not have the type that the format requires.
     """
-    for key, is_valid in _KINDS.items():
-        if key in meta and not is_valid(meta[key]):
-            raise damaged(f"the frame's meta '{key}' is malformed", where, found=repr(meta[key])[:80])
+    for key, kind in _KINDS.items():
+        try:
+            if key in meta:
+                msgspec.convert(meta[key], kind, builtin_types=(bytes,))
+        except msgspec.ValidationError as error:
+            what = f"the frame's meta '{key}' is malformed"
+            raise damaged(what, where, found=repr(meta[key])[:80]) from error
 
 
 _MAX_DIMENSIONS = 64

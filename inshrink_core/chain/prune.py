@@ -10,7 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from inshrink_core.archive import FrameWriter, Rewrite
+from inshrink_core.archive import FrameWriter
+from inshrink_core.archive.maintenance import Rewrite
 from inshrink_core.chain.archive import Archive
 from inshrink_core.chain.attachments import (
     DROPPED,
@@ -28,7 +29,6 @@ from inshrink_core.codec import TensorReference, codec_for_block
 from inshrink_core.errors import (
     IncompatibleError,
     InputError,
-    MissingFrameError,
     NotFoundError,
     clipped,
     named,
@@ -97,6 +97,11 @@ def carry_out(
     again = (*plan.copied, *plan.rekeyed)
     nbytes = {info.frame_id: frame_size(archive, info).raw_total for info in again} if progress else {}
     count = Counter(progress, "prune", sum(nbytes.values()))
+    deltas = [info for info in plan.copied if info.kind is FrameKind.DELTA]
+
+    def report(step: int, spec: TensorSpec) -> None:
+        count.add(spec.nbytes, step, spec.key)
+
     with Rewrite(writer, again) as rewrite:
         # Copies first: they inherit no state, so each decodes beside either version of its parent.
         for frames, alone in ((plan.copied, False), (plan.rekeyed, True)):
@@ -104,32 +109,23 @@ def carry_out(
             for info in frames:
                 parent_id, rest = plan.parents[info.frame_id], plan.reduced.get(info.frame_id)
                 meta = archive.frame(info).meta if rest is None else rest.meta
-                attachments = previous = None
-                if plan.reduced and not alone and info.kind is FrameKind.DELTA and parent_id is not None:
-                    parent = writer.reader.info(parent_id)
-                    previous = stored_attachments(archive, parent, plan.reduced.get(parent_id))
-                if alone or plan.reduced:
-                    attachments = encode_attachments(stored_attachments(archive, info, rest), previous)
-                new = NewFrame(
-                    {**meta, REKEYED: info.frame_id} if alone else meta,
-                    None if rest is None else rest.view,
-                    None if alone else plan.rekeyed_in(info),
-                    attachments,
-                    plan.children_of(info),
-                )
                 with rewrite.begin(
                     info.frame_id,
                     kind=FrameKind.KEYFRAME if alone else info.kind,
                     parent_id=parent_id,
                     external=not alone and archive.base_of(info) is not None,
                 ) as frame:
-                    rewrite_frame(view, info, frame, new, partial(_report, count, info.step))
+                    rewrite_tensors(
+                        *(view, info, frame, partial(report, info.step)),
+                        view=None if rest is None else rest.view,
+                        rekeyed=None if alone else plan.rekeyed_tensors.get(info.frame_id, ()),
+                        children=[delta for delta in deltas if delta.parent_id == info.frame_id],
+                    )
+                    for key, codec, payload in _attachments(archive, info, plan, alone=alone):
+                        frame.add(key, codec, payload, attachment=True)
+                    frame.commit({**meta, REKEYED: info.frame_id} if alone else meta)
         rewrite.switch(gone)
     return plan
-
-
-def _report(count: Counter, step: int, spec: TensorSpec) -> None:
-    count.add(spec.nbytes, step, spec.key)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,18 +183,6 @@ class PrunePlan:
         """The remaining frames that lose their optimizer state."""
         return tuple(frame for frame in self.remaining if frame.frame_id in self.reduced)
 
-    def rekeyed_in(self, info: FrameInfo) -> frozenset[str]:
-        """Return the keys of the tensors that are re-keyed within a delta frame."""
-        return self.rekeyed_tensors.get(info.frame_id, frozenset())
-
-    def children_of(self, info: FrameInfo) -> tuple[FrameInfo, ...]:
-        """Return the remaining delta frames whose parent is a re-keyed frame."""
-        return tuple(
-            frame
-            for frame in self.copied
-            if frame.kind is FrameKind.DELTA and frame.parent_id == info.frame_id
-        )
-
 
 _ORIGIN: Final = "training was restored from it"
 
@@ -216,7 +200,9 @@ def make_plan(archive: Archive, rules: PruneRules, needed: Collection[bytes | No
         The file of a frame is missing, so its dependants are unknown.
     """
     reader = archive.reader
-    _require_complete(reader)
+    reader.require_complete("fetch its file from where the archive came from, or use --forget-missing")
+    if not reader.frames:
+        raise NotFoundError("the archive holds no steps yet", where=reader.path)
     why, tips = _reasons(archive, rules), _tips(reader, rules)
     frames = {frame.frame_id: frame for frame in sorted(reader.frames, key=lambda frame: frame.generation)}
     origins = {frame_id: archive.frame(frame).meta.get("restored") for frame_id, frame in frames.items()}
@@ -271,19 +257,6 @@ def _reduced(archive: Archive, rules: PruneRules, remaining: Collection[bytes]) 
     shrinking = [f for f in reader.frames if f.frame_id in remaining and f.frame_id not in complete]
     found = {f.frame_id: without_state(archive, f) for f in shrinking}
     return {frame_id: rest for frame_id, rest in found.items() if rest is not None}
-
-
-def _require_complete(reader: ArchiveReader) -> None:
-    """Refuse an archive with missing frames."""
-    reader.catalog.require_complete(reader.path)
-    for lost in reader.missing:
-        raise MissingFrameError(
-            f"the frame of step {lost.step} is missing: what it leaves cannot be pruned safely",
-            where=f"{reader.path}, {lost.path}",
-            remedy="fetch the file from where the archive came from, or give it up with --forget-missing",
-        )
-    if not reader.frames:
-        raise NotFoundError("the archive holds no steps yet", where=reader.path)
 
 
 def _tips(reader: ArchiveReader, rules: PruneRules) -> list[FrameInfo]:
@@ -451,55 +424,54 @@ def _blocks_of(archive: Archive, info: FrameInfo, view: Checkpoint) -> set[str]:
     return {entry.key for spec in view.specs for entry in archive.blocks(info, spec.key)}
 
 
-def stored_attachments(archive: Archive, info: FrameInfo, rest: Rest | None = None) -> dict[str, bytes]:
+def _attachments(
+    archive: Archive, info: FrameInfo, plan: PrunePlan, *, alone: bool
+) -> Iterator[tuple[str, str, bytes]]:
+    """Yield the attachments of a rewritten frame, encoded anew if the frame or another one loses state."""
+    if alone or plan.reduced:
+        parent = None if alone or info.kind is FrameKind.KEYFRAME else plan.parents[info.frame_id]
+        previous = None if parent is None else _stored(archive, archive.reader.info(parent), plan)
+        yield from encode_attachments(_stored(archive, info, plan), previous)
+        return
+    frame = archive.frame(info)
+    yield from ((e.key, e.codec, frame.read(e)) for e in frame.entries if e.attachment)
+
+
+def _stored(archive: Archive, info: FrameInfo, plan: PrunePlan) -> dict[str, bytes]:
     """Return the attachments of a frame, or of the frame without its optimizer state."""
+    rest = plan.reduced.get(info.frame_id)
     if rest is not None:
         return dict(attachments_of(rest.view))
     entries = archive.frame(info).entries
     return {entry.key: archive.attachment(info, entry.key) for entry in entries if entry.attachment}
 
 
-class NewFrame(NamedTuple):
-    """Instructions for rewriting a frame.
-
-    Parameters
-    ----------
-    meta
-        The new meta.
-    view
-        The part of the frame's checkpoint to write; None for all of it.
-    rekeyed
-        Keys of tensors to re-key: they are decoded, encoded, and compared. None for all.
-    attachments
-        As `encode_attachments` yields them; None to copy the blocks.
-    children
-        Delta frames whose reference becomes the new frame.
-    """
-
-    meta: Mapping[str, Any]
-    view: Checkpoint | None = None
-    rekeyed: Collection[str] | None = None
-    attachments: Iterable[tuple[str, str, bytes]] | None = None
-    children: Sequence[FrameInfo] = ()
-
-
-def rewrite_frame(
+def rewrite_tensors(
     archive: Archive,
     info: FrameInfo,
     target: FrameWriter,
-    new: NewFrame,
-    done: Callable[[TensorSpec], object] = lambda spec: None,
-) -> FrameInfo:
-    """Rewrite and commit a frame; every tensor decodes to the same bits as before.
+    done: Callable[[TensorSpec], object],
+    *,
+    view: Checkpoint | None = None,
+    rekeyed: Collection[str] | None = None,
+    children: Sequence[FrameInfo] = (),
+) -> None:
+    """Write the tensors of a frame anew; each decodes to the same bits as before.
 
     Parameters
     ----------
     archive
         The archive; pass a sequential view to rewrite several frames of one chain in order.
-    info, target, new
-        The frame, the frame to write, and the instructions.
+    info, target
+        The frame, and the frame to write.
     done
         Called after each tensor.
+    view
+        The part of the frame's checkpoint to write; None for all of it.
+    rekeyed
+        Keys of tensors to re-key: they are decoded, encoded, and compared. None for all.
+    children
+        Delta frames whose reference becomes the new frame.
 
     Raises
     ------
@@ -516,22 +488,16 @@ def rewrite_frame(
         Memory is bounded by a few copies of the largest tensor, plus the archive's cached states.
     """
     frame, where = archive.frame(info), archive.where(info)
-    remaining = None if new.view is None else _blocks_of(archive, info, new.view)
+    remaining = None if view is None else _blocks_of(archive, info, view)
     for entry in frame.entries:
-        if entry.attachment:
-            if new.attachments is None:
-                target.add(entry.key, entry.codec, frame.read(entry), attachment=True)
-        elif remaining is None or entry.key in remaining:
+        if not entry.attachment and (remaining is None or entry.key in remaining):
             spec = spec_of(entry, where)
-            if new.rekeyed is None or entry.key in new.rekeyed:
-                block = _rekeyed(archive, info, spec, entry, new.children)
+            if rekeyed is None or entry.key in rekeyed:
+                block = _rekeyed(archive, info, spec, entry, children)
             else:
                 block = Block(entry.codec, frame.read(entry))
             target.add(entry.key, block.codec, block.payload, attributes=entry.attributes)
             done(spec)
-    for key, codec, payload in new.attachments or ():
-        target.add(key, codec, payload, attachment=True)
-    return target.commit(new.meta)
 
 
 def _rekeyed(

@@ -30,7 +30,6 @@ class ChainFrame(NamedTuple):
     step: int
     kind: str
     branch: int
-    parent_id: str
     frame_id: str
     parent_step: int | None
     restored_step: int | None
@@ -168,7 +167,6 @@ def chain_report(archive: Archive) -> ChainReport:
                 step=info.step,
                 kind=info.kind.value,
                 branch=info.branch,
-                parent_id=(info.parent_id or b"").hex(),
                 frame_id=info.frame_id.hex(),
                 parent_step=steps.get(info.parent_id or b""),
                 restored_step=steps.get(meta.get("restored", b"")),
@@ -324,13 +322,12 @@ def original_checks(archive: Archive, frames: Iterable[FrameInfo] | None = None)
     damaged: list[DamagedOriginal] = []
     for info in archive.reader.frames if frames is None else frames:
         record = archive.frame(info).meta.get(ORIGINALS)
-        if not isinstance(record, Mapping):
+        if record is None:
             unknown.append(info.step)
             continue
-        without = record.get("unchecked")
-        without = [kind for kind in without if isinstance(kind, str)] if isinstance(without, list) else []
+        without = record.get("unchecked", [])
         kinds.update(without)
-        rows = _damaged(info.step, record.get("damaged"))
+        rows = [DamagedOriginal(info.step, *row) for row in record.get("damaged", [])]
         damaged += rows
         if without:
             unchecked.append(info.step)
@@ -343,17 +340,3 @@ def original_checks(archive: Archive, frames: Iterable[FrameInfo] | None = None)
         kinds=tuple(sorted(kinds)),
         damaged=tuple(damaged),
     )
-
-
-def _damaged(step: int, rows: object) -> list[DamagedOriginal]:
-    """Parse a frame's list of damaged bytes; a malformed row becomes an entry without a file name."""
-    if rows is None:
-        return []
-    found = []
-    for row in rows if isinstance(rows, list) else [rows]:
-        match row:
-            case [str(file), str(entry), int(offset), int(nbytes)]:
-                found.append(DamagedOriginal(step, file, entry, offset, nbytes))
-            case _:
-                found.append(DamagedOriginal(step, "a file that is not named", "", 0, 0))
-    return found

@@ -38,8 +38,6 @@ class FrameSize(Report):
         The frame.
     tensors
         The block of each tensor.
-    attachments_nbytes
-        Size of the attachments: skeletons, side files, layout.
     overhead_nbytes
         Header, index, trailer and padding. Counted in full as weights.
     base
@@ -48,7 +46,6 @@ class FrameSize(Report):
 
     info: FrameInfo
     tensors: tuple[TensorSize, ...]
-    attachments_nbytes: int
     overhead_nbytes: int
     base: BaseRecord | None = None
 
@@ -158,7 +155,6 @@ def frame_size(archive: Archive, info: FrameInfo) -> FrameSize:
     return FrameSize(
         info=info,
         tensors=tuple(tensors.values()),
-        attachments_nbytes=sum(entry.stored_nbytes for entry in frame.entries if entry.attachment),
         overhead_nbytes=frame.overhead_nbytes,
         base=archive.base_of(info),
     )

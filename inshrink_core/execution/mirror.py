@@ -97,7 +97,7 @@ class Content:
     Parameters
     ----------
     storage
-        The object's storage (`inshrink_core.archive.storage.Storage`).
+        The object's storage (`inshrink_core.archive.storage.contract.Storage`).
     listed
         The object.
     where

@@ -35,7 +35,8 @@ from torch.futures import Future
 
 from inshrink_core.archive import ArchiveReader, ArchiveWriter, PartWriter, commit_parts, is_archive
 from inshrink_core.archive.parts import SharedFrame, WrittenPart
-from inshrink_core.archive.storage import Lock, storage_at
+from inshrink_core.archive.storage.contract import Lock
+from inshrink_core.archive.storage.registry import storage_at
 from inshrink_core.chain import Archive, ChainWriter
 from inshrink_core.chain.attachments import stored_view
 from inshrink_core.chain.base import BaseLike

@@ -16,9 +16,9 @@ from typing import Any
 
 from inshrink_core.archive import is_archive
 from inshrink_core.archive.storage.registry import place_of
-from inshrink_core.chain import Archive, archive_size
+from inshrink_core.chain import Archive
 from inshrink_core.chain.meta import QUALITY
-from inshrink_core.chain.sizes import frame_size
+from inshrink_core.chain.sizes import archive_size, frame_size
 from inshrink_core.execution.files import Closing
 from inshrink_core.frame import FrameInfo
 from inshrink_core.metrics import bits_per_parameter

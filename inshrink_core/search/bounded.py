@@ -14,19 +14,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from inshrink_core.archive import ArchiveWriter
 from inshrink_core.archive.index import FrameIndex
 from inshrink_core.archive.segment import is_intact
-from inshrink_core.chain import (
-    Appended,
-    Archive,
-    ArchiveSize,
-    ChainConfig,
-    ChainState,
-    ChainWriter,
-    PreparedFrame,
-    archive_size,
-    is_exact,
-    stored_view,
-)
-from inshrink_core.chain.append import WORTHWHILE, TensorDone
+from inshrink_core.chain import Archive, ChainConfig, ChainState, ChainWriter, PreparedFrame, stored_view
+from inshrink_core.chain.append import WORTHWHILE, Appended, TensorDone
+from inshrink_core.chain.config import is_exact
+from inshrink_core.chain.sizes import ArchiveSize, archive_size
 from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint
 from inshrink_core.codec import FALLBACK_CODEC, EncoderState, get_codec
 from inshrink_core.errors import CheckFailedError, DamagedError, NotFiniteError

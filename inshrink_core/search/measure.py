@@ -292,9 +292,8 @@ def frame_overhead(
 
     Notes
     -----
-    The overhead is header, index, trailer and padding, as in
-    `inshrink_core.chain.FrameSize.overhead_nbytes`, to a few bytes: checksums and digests have other values
-    of the same length.
+    The overhead is header, index, trailer and padding, as in `FrameSize.overhead_nbytes`, to a few bytes:
+    checksums and digests have other values of the same length.
     """
     by_role = chain.codecs_by_role()
     tensors = []

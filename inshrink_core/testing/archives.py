@@ -25,14 +25,10 @@ from typing import Any, NamedTuple
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from inshrink_core.archive import (
-    ArchiveReader,
-    ArchiveWriter,
-    check_archive,
-    open_storage,
-    remove_frames,
-)
+from inshrink_core.archive import ArchiveReader, ArchiveWriter, check_archive
+from inshrink_core.archive.maintenance import remove_frames
 from inshrink_core.archive.manifest import MANIFEST_NAME
+from inshrink_core.archive.reader import open_storage
 from inshrink_core.errors import DamagedError, NotFoundError
 
 __all__ = ["ArchiveMachine"]

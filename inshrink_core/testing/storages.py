@@ -11,16 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from inshrink_core.archive import (
-    ArchiveReader,
-    ArchiveWriter,
-    check_archive,
-    is_archive,
-    pack_archive,
-    remove_frames,
-    unpack_archive,
-)
-from inshrink_core.archive.storage import Storage, Tag, object_at, storage_at
+from inshrink_core.archive import ArchiveReader, ArchiveWriter, check_archive, is_archive
+from inshrink_core.archive.maintenance import pack_archive, remove_frames, unpack_archive
+from inshrink_core.archive.storage.contract import Storage, Tag
+from inshrink_core.archive.storage.registry import object_at, storage_at
 from inshrink_core.errors import ConflictError, InshrinkError, LockedError, UnsafePathError
 
 __all__ = ["StorageSuite"]

@@ -15,9 +15,9 @@ import torch
 from msgspec.structs import replace
 
 from inshrink_core.archive import ArchiveReader, ArchiveWriter, is_archive
-from inshrink_core.chain import BaseModel, ChainConfig, ChainWriter, holds_content, stored_view
+from inshrink_core.chain import ChainConfig, ChainWriter, holds_content, stored_view
 from inshrink_core.chain.archive import open_base_at
-from inshrink_core.chain.base import BaseFinder
+from inshrink_core.chain.base import BaseFinder, BaseModel
 from inshrink_core.chain.prune import PruneRules, carry_out
 from inshrink_core.errors import (
     BaseModelError,

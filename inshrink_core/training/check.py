@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from inshrink_core.chain import Appended, ChainConfig, ChainWriter
-from inshrink_core.chain.append import TensorDone
+from inshrink_core.chain import ChainConfig, ChainWriter
+from inshrink_core.chain.append import Appended, TensorDone
 from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint, TensorsInMemory
 from inshrink_core.errors import CheckFailedError, EvaluatorError, InputError, NotFiniteError, named
 from inshrink_core.evaluate import Evaluation

@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from inshrink_core.archive import ArchiveWriter, is_archive
-from inshrink_core.archive.storage import storage_error
+from inshrink_core.archive.storage.contract import storage_errors
 from inshrink_core.archive.storage.registry import place_of
-from inshrink_core.chain import WRITTEN, Archive, BaseFinder, BaseLike, Budget, changed_nbytes, open_base
+from inshrink_core.chain import WRITTEN, Archive, Budget, changed_nbytes, open_base
 from inshrink_core.chain.archive import open_base_at
 from inshrink_core.chain.attachments import dropped_of
-from inshrink_core.chain.base import require_base_codec
+from inshrink_core.chain.base import BaseFinder, BaseLike, require_base_codec
 from inshrink_core.chain.defaults import make_chain_config
 from inshrink_core.chain.restoring import read_lineage
 from inshrink_core.codec import AnyCodec
@@ -772,12 +772,13 @@ class Saver:
         checkpoint, content = archive.checkpoint(info), None
         if {file.kind for file in checkpoint.files} == {"torch"} and len(checkpoint.files) <= 2:
             # Beside the archive, which has room for a checkpoint; /tmp may be too small.
-            try:
-                with working_folder(spool_folder(self.path).absolute().parent) as folder:
-                    files = write_checkpoint(checkpoint, folder)
-                    content = _joined({file.name: _loaded(file, where) for file in files})
-            except OSError as error:
-                raise storage_error(error, "the step cannot be restored", str(self.path)) from error
+            near = spool_folder(self.path).absolute().parent
+            with (
+                storage_errors("the step cannot be restored", str(self.path)),
+                working_folder(near) as folder,
+            ):
+                files = write_checkpoint(checkpoint, folder)
+                content = _joined({file.name: _loaded(file, where) for file in files})
         dropped = dropped_of(archive.frame(info))
         if isinstance(content, dict) and isinstance(content.get("model"), dict):
             if dropped:

@@ -32,7 +32,8 @@ from inshrink_core.verbs.shared.measured import Asking, EvaluatorId, Measurement
 from inshrink_core.verbs.shared.values import given_settings, parse_settings
 
 if TYPE_CHECKING:
-    from inshrink_core.chain import ArchiveSize, ChainConfig, FrameSize
+    from inshrink_core.chain import ChainConfig
+    from inshrink_core.chain.sizes import ArchiveSize, FrameSize
     from inshrink_core.formats import Run
     from inshrink_core.search.quadratic import Calibration
     from inshrink_core.search.trials import Trial
@@ -616,7 +617,7 @@ def _cost(
     known: Sequence[Trial], chain: ChainConfig, calibration: Calibration, divergence: float | None
 ) -> tuple[str, float | None]:
     """Return the basis and the restore cost, at the trials' median cost per divergence."""
-    from inshrink_core.chain import is_exact
+    from inshrink_core.chain.config import is_exact
 
     if chain.optimizer == "exact" and is_exact(chain.codec, {}):
         return "exact", 0.0

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from inshrink_core.archive import FrameWriter
-    from inshrink_core.chain import Archive, ArchiveSize
+    from inshrink_core.chain import Archive
+    from inshrink_core.chain.sizes import ArchiveSize
     from inshrink_core.formats.carried import CarriedTensor
 
 
@@ -257,8 +258,9 @@ class Export(Decoding, Request[ExportReport | PackReport]):
 
     def perform(self) -> ExportReport | PackReport:
         """Write the file."""
-        from inshrink_core.archive import pack_archive
-        from inshrink_core.chain import Archive, archive_size, step_needs
+        from inshrink_core.archive.maintenance import pack_archive
+        from inshrink_core.chain import Archive
+        from inshrink_core.chain.sizes import archive_size, step_needs
 
         patterns = self.tensors, self.without
         self._check()
@@ -312,7 +314,7 @@ class Export(Decoding, Request[ExportReport | PackReport]):
 
     def _copied(self, output: PathLike) -> PackReport:
         """Copy the whole archive into one file or into a folder."""
-        from inshrink_core.archive import pack_archive, unpack_archive
+        from inshrink_core.archive.maintenance import pack_archive, unpack_archive
         from inshrink_core.chain import Archive
 
         begun = time.perf_counter()
@@ -386,21 +388,20 @@ def chosen_names(
 @contextlib.contextmanager
 def _beside(target: Path) -> Iterator[Path]:
     """Yield a folder for the archive to be packed, on the file system of `target`."""
-    from inshrink_core.archive.storage import storage_error
+    from inshrink_core.archive.storage.contract import storage_errors
 
     parent = target.absolute().parent
     folder = None
     try:
-        make_folders(parent)
-        with working_folder(parent) as folder:
-            yield folder
+        with storage_errors("the step cannot be exported", target):
+            make_folders(parent)
+            with working_folder(parent) as folder:
+                yield folder
     except StorageError as error:
         if folder is None or not error.where.startswith(str(folder)):
             raise
         # The folder is deleted already, so the error names the target.
         raise StorageError(error.what, where=str(target), remedy=error.remedy) from error
-    except OSError as error:
-        raise storage_error(error, "the step cannot be exported", str(target)) from error
 
 
 class _Step:
@@ -446,10 +447,11 @@ class _Step:
 
     def write_exact(self, folder: Path) -> ArchiveSize:
         """Write the step without loss; return its sizes."""
-        from inshrink_core.chain import Archive, archive_size
-        from inshrink_core.chain.attachments import DROPPED, attachments_of, encode_attachments
+        from inshrink_core.chain import Archive
+        from inshrink_core.chain.attachments import DROPPED, add_attachments, attachments_of
         from inshrink_core.chain.base import BASE
-        from inshrink_core.chain.prune import NewFrame, rewrite_frame
+        from inshrink_core.chain.prune import rewrite_tensors
+        from inshrink_core.chain.sizes import archive_size
 
         # The references to the restored frame and to the base model, and the content digest, no longer apply.
         gone = ["restored", BASE, *(() if self._view is self._checkpoint else ("content", DROPPED))]
@@ -457,9 +459,10 @@ class _Step:
         meta |= {"source": self._source} | ({} if self._view is self._checkpoint else {"optimizer": "drop"})
         count = self._counter("export", self._view)
         with self._single_frame(folder, "exact") as frame:
-            attachments = encode_attachments(dict(attachments_of(self._view)))
-            new = NewFrame(meta, self._view, attachments=attachments)
-            rewrite_frame(self._archive, self._info, frame, new, lambda spec: count(spec.key))
+            source = self._archive, self._info, frame
+            rewrite_tensors(*source, lambda spec: count(spec.key), view=self._view)
+            add_attachments(frame, dict(attachments_of(self._view)))
+            frame.commit(meta)
         return archive_size(Archive.open(folder))
 
     def write_coarse(self, folder: Path, ratio: float, exact: ArchiveSize) -> float:
@@ -574,7 +577,7 @@ def _weights_of(checkpoint: Checkpoint, tensors: Sequence[str], without: Sequenc
     NotFoundError
         The patterns select no tensor.
     """
-    from inshrink_core.chain import view_of
+    from inshrink_core.chain.attachments import view_of
 
     keys = [spec.key for spec in checkpoint.specs if spec.role in MODEL_ROLES]
     names = set(chosen_names(_model_names(checkpoint), tensors, without))

@@ -360,8 +360,10 @@ def _run_facts(run: Run | None, skipped: Iterable[Skipped]) -> dict[str, Any]:
 
 def _inspect_archive(archive: Archive) -> Inventory:
     """Return the inventory of an archive; read the index of every frame."""
-    from inshrink_core.chain import QUALITY, WRITTEN, archive_size, optimizer_of, original_checks
-    from inshrink_core.chain.meta import MODELS
+    from inshrink_core.chain import WRITTEN, original_checks
+    from inshrink_core.chain.config import optimizer_of
+    from inshrink_core.chain.meta import MODELS, QUALITY
+    from inshrink_core.chain.sizes import archive_size
 
     readable, broken, takes, notes = _readable(archive)
     needs = {
@@ -448,7 +450,7 @@ def _shown(archive: Archive) -> tuple[FrameInfo, ...]:
 
 def _readable(archive: Archive) -> tuple[list[FrameInfo], list[FrameInfo], list[StepNeeds], list[str]]:
     """Return the readable frames, those that need a missing one, the needs of a restore, and notes."""
-    from inshrink_core.chain import step_needs
+    from inshrink_core.chain.sizes import step_needs
 
     readable: list[FrameInfo] = []
     broken: list[FrameInfo] = []

@@ -270,7 +270,8 @@ class Prune(Retention, Decoding, Request[PruneReport | ForgetReport]):
 
     def _forget(self) -> ForgetReport:
         """Find the frames to give up, and remove them if `apply` is set."""
-        from inshrink_core.archive import ArchiveReader, ArchiveWriter, remove_frames
+        from inshrink_core.archive import ArchiveReader, ArchiveWriter
+        from inshrink_core.archive.maintenance import remove_frames
 
         self.exclude("--forget-missing", self.given().keys() - {"archive", "forget_missing", "apply"})
         problem = ArchiveReader.open(self.archive).catalog.manifest_problem
@@ -324,7 +325,9 @@ def _growth(archive: Archive, plan: PrunePlan) -> int:
             key = entry.key if entry.attachment else spec_of(entry).full_spec.key
             if rest is not None and not _stays(key, entry.attachment, rest.view):
                 grown -= entry.stored_nbytes
-            elif not entry.attachment and (info.frame_id in rekeyed or entry.key in plan.rekeyed_in(info)):
+            elif not entry.attachment and (
+                info.frame_id in rekeyed or entry.key in plan.rekeyed_tensors.get(info.frame_id, ())
+            ):
                 grown += alone.get(entry.key, entry.stored_nbytes) - entry.stored_nbytes
     return grown
 

@@ -416,7 +416,7 @@ def _refuse_lacking(original: Checkpoint, restored: Checkpoint) -> None:
 
 def _delete(path: Path, files: _Files, info: FrameInfo) -> None:
     """Delete a proven checkpoint, if its files are unchanged since the comparison."""
-    from inshrink_core.archive.storage import storage_errors
+    from inshrink_core.archive.storage.contract import storage_errors
 
     hidden = path.with_name(f".{path.name}{_UNPROVEN}")
     with storage_errors("the checkpoint cannot be released", str(path)):
@@ -456,7 +456,7 @@ def _finish(folder: Path, archive: Archive) -> tuple[int, ...]:
     InputError
         This archive does not hold a step whose deletion was begun.
     """
-    from inshrink_core.archive.storage import storage_errors
+    from inshrink_core.archive.storage.contract import storage_errors
 
     finished: list[int] = []
     for root, folders, names in os.walk(folder):

@@ -32,7 +32,8 @@ from inshrink_core.verbs.shared.values import chosen_steps
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from inshrink_core.chain import Archive, Exactness, OriginalChecks
+    from inshrink_core.chain import Archive, OriginalChecks
+    from inshrink_core.chain.sizes import Exactness
     from inshrink_core.frame import FrameInfo
 
 
@@ -158,10 +159,11 @@ class Restore(Stepping, Computing, InParts, Decoding, Request[RestoreReport]):
         """Write the files."""
         if self.is_shared_out:
             return self._on_engine()
-        from inshrink_core.chain import exactness_of, frame_size, original_checks
+        from inshrink_core.chain import original_checks
         from inshrink_core.chain.attachments import dropped_of
         from inshrink_core.chain.parts import frames_of
         from inshrink_core.chain.restoring import fitting
+        from inshrink_core.chain.sizes import exactness_of, frame_size
         from inshrink_core.formats import write_checkpoint
         from inshrink_core.formats.disk import check_target
         from inshrink_core.formats.write import LAYOUTS, restorable_layout
@@ -240,7 +242,8 @@ class Restore(Stepping, Computing, InParts, Decoding, Request[RestoreReport]):
 
     def _on_engine(self) -> RestoreReport:
         """Restore with workers, each some of the steps."""
-        from inshrink_core.chain import exactness_of, original_checks
+        from inshrink_core.chain import original_checks
+        from inshrink_core.chain.sizes import exactness_of
         from inshrink_core.verbs.shared.sharing import shared_out
 
         begun = time.perf_counter()

@@ -25,9 +25,9 @@ from inshrink_core.verbs.shared.measured import Measurements
 
 if TYPE_CHECKING:
     from inshrink_core.archive import Problem
-    from inshrink_core.chain import Archive, Exactness, OriginalChecks
+    from inshrink_core.chain import Archive, OriginalChecks
     from inshrink_core.chain.config import LargeError
-    from inshrink_core.chain.sizes import StepNeeds
+    from inshrink_core.chain.sizes import Exactness, StepNeeds
     from inshrink_core.formats import Run, Skipped
 
 
@@ -213,9 +213,9 @@ class Verify(Sparing, InParts, Decoding, Request[Verification]):
 
             return _together(shared_out(self))
         from inshrink_core.archive import Problem, check_archive
-        from inshrink_core.chain import Archive, Exactness, OriginalChecks, exactness_of, original_checks
+        from inshrink_core.chain import Archive, OriginalChecks, original_checks
         from inshrink_core.chain.parts import frames_of
-        from inshrink_core.chain.sizes import sequential_within
+        from inshrink_core.chain.sizes import Exactness, exactness_of, sequential_within
 
         against = self.against
         if against is not None and not isinstance(against, Archive):
@@ -362,7 +362,7 @@ def verified_step(
 
 def _needs(archive: Archive, frames: Iterable[FrameInfo]) -> Iterator[StepNeeds]:
     """Yield the needs of each frame; skip unreadable frames, which are reported as problems."""
-    from inshrink_core.chain import step_needs
+    from inshrink_core.chain.sizes import step_needs
 
     for info in frames:
         with contextlib.suppress(DamagedError):
@@ -387,8 +387,8 @@ def _compare(
 ) -> tuple[list[Problem], list[StepError]]:
     """Measure a frame against its original; report tensors that contradict the archived ones."""
     from inshrink_core.archive import Problem
-    from inshrink_core.chain import WRITTEN, holds_content, optimizer_of, stored_view
-    from inshrink_core.chain.config import large_errors
+    from inshrink_core.chain import WRITTEN, holds_content, stored_view
+    from inshrink_core.chain.config import large_errors, optimizer_of
     from inshrink_core.chain.sizes import is_rekeyed
 
     problems: list[Problem] = []

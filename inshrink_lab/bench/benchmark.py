@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final
 
-from inshrink_core.chain import OPTIMIZER_CHOICES
+from inshrink_core.chain.config import OPTIMIZER_CHOICES
 from inshrink_core.codecs.variants import Variant, choose_variants
 from inshrink_core.errors import InputError
 from inshrink_core.evaluate import EvaluatorRequest

@@ -214,7 +214,7 @@ def test_an_archive_shows_the_codebook_it_was_written_with(run, archives):
 
 
 def test_the_bytes_are_those_of_the_block(run, archives):
-    from inshrink_core.chain import frame_size
+    from inshrink_core.chain.sizes import frame_size
 
     archive = inshrink_core.open(archives["lattice"])
     for step in run.steps[:2]:

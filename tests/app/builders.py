@@ -16,7 +16,7 @@ from streamlit.testing.v1 import AppTest, app_test
 
 from inshrink_core import Archive
 from inshrink_core.analysis.profile import Row
-from inshrink_core.chain import ChainFrame, ChainReport
+from inshrink_core.chain.report import ChainFrame, ChainReport
 from inshrink_core.checkpoint import TensorRole, TensorSpec
 from inshrink_core.evaluate import EvaluatedStep
 from inshrink_core.evaluate.comparison import Compared
@@ -193,7 +193,6 @@ def chain_frame(step: int, **changes: Any) -> ChainFrame:
         "step": step,
         "kind": "delta",
         "branch": 0,
-        "parent_id": f"{step - 10:04}",
         "frame_id": f"{step:04}",
         "parent_step": step - 10,
         "restored_step": None,

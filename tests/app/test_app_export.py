@@ -14,7 +14,7 @@ from inshrink_app.services import ExportRequest
 from inshrink_app.services.exporting import default_folder
 
 import inshrink_core
-from inshrink_core.chain import default_optimizer
+from inshrink_core.chain.config import default_optimizer
 from inshrink_core.codecs.lattice.codec import LatticeCodec
 from inshrink_core.verbs.export import export as export_now
 from tests.app.builders import SAMPLE, archives, button, open_panel, texts, trusted, write_run

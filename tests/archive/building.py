@@ -4,7 +4,8 @@ import contextlib
 import os
 from pathlib import Path
 
-from inshrink_core.archive import ArchiveReader, ArchiveWriter, pack_archive
+from inshrink_core.archive import ArchiveReader, ArchiveWriter
+from inshrink_core.archive.maintenance import pack_archive
 from inshrink_core.errors import InshrinkError
 
 ARCHIVE_ID = bytes(range(16))

@@ -2,7 +2,8 @@
 
 import pytest
 
-from inshrink_core.archive import ArchiveReader, ArchiveWriter, check_archive, pack_archive
+from inshrink_core.archive import ArchiveReader, ArchiveWriter, check_archive
+from inshrink_core.archive.maintenance import pack_archive
 from inshrink_core.errors import InshrinkError
 from tests.archive.building import build, flipped, read_what_is_there
 from tests.archive.conftest import begin_in_parts

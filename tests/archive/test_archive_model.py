@@ -15,7 +15,7 @@ class Crowded(ArchiveMachine):
     def __init__(self):
         super().__init__()
         self._patched = mock.patch.multiple(
-            "inshrink_core.archive.writer", MAX_SMALL_FILES=2, _GROUP_FRAMES=3
+            "inshrink_core.archive.segment", MAX_SMALL_FILES=2, GROUP_FRAMES=3
         )
         self._patched.start()
 

@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from inshrink_core.archive import ArchiveReader, ArchiveWriter, check_archive, remove_frames, unpack_archive
+from inshrink_core.archive import ArchiveReader, ArchiveWriter, check_archive
+from inshrink_core.archive.maintenance import remove_frames, unpack_archive
 from inshrink_core.errors import (
     DamagedError,
     ExistsError,

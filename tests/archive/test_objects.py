@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from inshrink_core.archive import ArchiveReader, ArchiveWriter, check_archive, unpack_archive
+from inshrink_core.archive import ArchiveReader, ArchiveWriter, check_archive
+from inshrink_core.archive.maintenance import unpack_archive
 from inshrink_core.archive.manifest import MANIFEST_NAME
-from inshrink_core.archive.storage import objects, storage_at, uploads
+from inshrink_core.archive.storage import objects, uploads
 from inshrink_core.archive.storage.blocks import CACHE
+from inshrink_core.archive.storage.registry import storage_at
 from inshrink_core.archive.storage.uploads import queue_folder
 from inshrink_core.errors import ConflictError, InputError, LockedError, StorageError
 from inshrink_core.testing.archives import ArchiveMachine

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.bucket import Answering
-from inshrink_core.archive import ArchiveReader, ArchiveWriter, check_archive, is_archive, pack_archive
+from inshrink_core.archive import ArchiveReader, ArchiveWriter, check_archive, is_archive
+from inshrink_core.archive.maintenance import pack_archive
 from inshrink_core.errors import DamagedError, InputError, NotFoundError, StorageError
 from inshrink_core.formats import open_run
 from tests.archive.building import blocks_of, build, contents

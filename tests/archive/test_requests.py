@@ -5,8 +5,10 @@ import torch
 
 import inshrink_core
 from benchmarks.requests import counting_reader
-from inshrink_core.archive import ArchiveReader, ArchiveWriter, pack_archive
-from inshrink_core.archive.storage import LocalStorage, blocks
+from inshrink_core.archive import ArchiveReader, ArchiveWriter
+from inshrink_core.archive.maintenance import pack_archive
+from inshrink_core.archive.storage import blocks
+from inshrink_core.archive.storage.local import LocalStorage
 from inshrink_core.chain import Archive
 from inshrink_core.errors import InshrinkError
 from tests.archive.building import append, build, contents

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from inshrink_core.archive import ArchiveReader, ArchiveWriter, Rewrite, check_archive
+from inshrink_core.archive import ArchiveReader, ArchiveWriter, check_archive
+from inshrink_core.archive.maintenance import Rewrite
 from inshrink_core.errors import InputError, InshrinkError
 from inshrink_core.frame import FrameKind
 from tests.archive.building import META, append, blocks_of, build, contents

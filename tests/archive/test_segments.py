@@ -5,16 +5,9 @@ import shutil
 
 import pytest
 
-from inshrink_core.archive import (
-    ArchiveReader,
-    ArchiveWriter,
-    Rewrite,
-    check_archive,
-    pack_archive,
-    remove_frames,
-    unpack_archive,
-)
+from inshrink_core.archive import ArchiveReader, ArchiveWriter, check_archive
 from inshrink_core.archive.layout import MAX_SEGMENT_NBYTES, SMALL_FRAME_NBYTES, segment_path
+from inshrink_core.archive.maintenance import Rewrite, pack_archive, remove_frames, unpack_archive
 from inshrink_core.archive.manifest import MANIFEST_NAME
 from inshrink_core.errors import DamagedError
 from inshrink_core.frame import FrameKind
@@ -51,7 +44,7 @@ def path(tmp_path):
 @pytest.fixture
 def crowded(monkeypatch):
     """More than three small files are written together."""
-    monkeypatch.setattr("inshrink_core.archive.writer.MAX_SMALL_FILES", 3)
+    monkeypatch.setattr("inshrink_core.archive.segment.MAX_SMALL_FILES", 3)
 
 
 def test_a_group_is_one_file_with_the_bytes_that_frames_have_as_files_of_their_own(path, tmp_path):
@@ -238,7 +231,7 @@ def test_a_packed_archive_has_each_frame_as_a_file_and_is_unpacked_into_segments
     assert check_archive(tmp_path / "packed") == ()
     unpack_archive(ArchiveReader.open(tmp_path / "packed"), tmp_path / "few")
     assert len(names(tmp_path / "few")) == 4
-    monkeypatch.setattr("inshrink_core.archive.maintenance.MAX_SMALL_FILES", 3)
+    monkeypatch.setattr("inshrink_core.archive.segment.MAX_SMALL_FILES", 3)
     unpack_archive(ArchiveReader.open(tmp_path / "packed"), tmp_path / "many")
     assert names(tmp_path / "many") == ["00000004.segment"]
     assert is_whole(tmp_path / "many")

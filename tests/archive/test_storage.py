@@ -6,7 +6,8 @@ from importlib.metadata import EntryPoint
 import pytest
 
 from inshrink_core.archive import ArchiveWriter, LocalStorage
-from inshrink_core.archive.storage import Lock, registry
+from inshrink_core.archive.storage import registry
+from inshrink_core.archive.storage.contract import Lock
 from inshrink_core.errors import ConflictError, LockedError
 from inshrink_core.testing.storages import StorageSuite
 from tests.archive.building import append, build

@@ -8,7 +8,8 @@ import torch
 
 import inshrink_core
 from inshrink_core.archive import ArchiveWriter
-from inshrink_core.chain import Archive, ChainConfig, ChainWriter, archive_size
+from inshrink_core.chain import Archive, ChainConfig, ChainWriter
+from inshrink_core.chain.sizes import archive_size
 from inshrink_core.codec import get_codec
 from inshrink_core.codecs.lattice.block import LatticeReference
 from inshrink_core.codecs.moments.block import MomentsReference
@@ -136,12 +137,14 @@ def test_a_state_is_dropped_when_its_successor_is_made(run_path, tmp_path, reque
 def test_sizes_add_up_to_the_files_on_disk(run_path, tmp_path):
     target = tmp_path / "a.inshrink"
     report = inshrink_core.compress(run_path, target)
-    size = archive_size(Archive.open(target))
+    archive = Archive.open(target)
+    size = archive_size(archive)
     on_disk = sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
     assert size.nbytes == report.size.nbytes == on_disk
     for frame in size.frames:
         blocks = sum(tensor.nbytes for tensor in frame.tensors)
-        assert blocks + frame.attachments_nbytes + frame.overhead_nbytes == frame.info.nbytes
+        attached = sum(entry.stored_nbytes for entry in archive.frame(frame.info).entries if entry.attachment)
+        assert blocks + attached + frame.overhead_nbytes == frame.info.nbytes
     assert size.ratio_weights is not None
     assert size.ratio_weights == pytest.approx(size.raw_weights / size.weights_nbytes)
 
@@ -202,7 +205,7 @@ def test_a_reader_goes_on_where_small_files_were_put_together(tmp_path, monkeypa
     fresh, used = Archive.open(tmp_path / "a.inshrink"), Archive.open(tmp_path / "a.inshrink")
     checkpoint = used[10]
     assert torch.equal(checkpoint["0.weight"], run[10]["0.weight"])
-    monkeypatch.setattr("inshrink_core.archive.writer.MAX_SMALL_FILES", 3)
+    monkeypatch.setattr("inshrink_core.archive.segment.MAX_SMALL_FILES", 3)
     inshrink_core.compress(run, tmp_path / "a.inshrink")
     assert [file.suffix for file in (tmp_path / "a.inshrink" / "frames").iterdir()] == [".segment"]
     for step in run.steps[:3]:

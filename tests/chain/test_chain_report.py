@@ -3,7 +3,9 @@
 import pytest
 
 import inshrink_core
-from inshrink_core.chain import Archive, archive_size, chain_report
+from inshrink_core.chain import Archive
+from inshrink_core.chain.report import chain_report
+from inshrink_core.chain.sizes import archive_size
 
 
 @pytest.fixture

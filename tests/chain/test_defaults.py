@@ -12,7 +12,8 @@ from rich.console import Console
 
 import inshrink_core
 import inshrink_lab
-from inshrink_core.chain import OPTIMIZER_CHOICES, Archive, ChainConfig, default_optimizer, optimizer_of
+from inshrink_core.chain import Archive, ChainConfig
+from inshrink_core.chain.config import OPTIMIZER_CHOICES, default_optimizer, optimizer_of
 from inshrink_core.chain.defaults import make_chain_config
 from inshrink_core.checkpoint import TensorRole
 from inshrink_core.cli import main

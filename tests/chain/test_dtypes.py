@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 import inshrink_core
-from inshrink_core.chain import Archive, frame_size
+from inshrink_core.chain import Archive
 from inshrink_core.chain.config import OPTIMIZER_CHOICES
+from inshrink_core.chain.sizes import frame_size
 from inshrink_core.checkpoint import DTYPE_SIZES, TensorRole
 from tests.strategies import bits, random_bits
 

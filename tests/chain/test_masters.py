@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import inshrink_core
-from inshrink_core.chain import frame_size
+from inshrink_core.chain.sizes import frame_size
 from inshrink_core.checkpoint import TensorRole
 from tests.runs import batch
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import inshrink_core
-from inshrink_core.chain import Archive, Override, parse_overrides
-from inshrink_core.chain.config import overridden
+from inshrink_core.chain import Archive
+from inshrink_core.chain.config import Override, overridden, parse_overrides
 from inshrink_core.checkpoint import TensorRole, TensorSpec
 from inshrink_core.codecs.inshrinkerator.codec import InshrinkeratorCodec
 from inshrink_core.codecs.lattice.codec import LatticeCodec

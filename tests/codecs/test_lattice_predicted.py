@@ -4,8 +4,9 @@ import pytest
 import torch
 
 import inshrink_core
-from inshrink_core.chain import QUALITY, Archive, ChainState, FramePlan, look_ahead
+from inshrink_core.chain import Archive, ChainState, FramePlan, look_ahead
 from inshrink_core.chain.defaults import make_chain_config
+from inshrink_core.chain.meta import QUALITY
 from inshrink_core.chain.report import predicted_cost
 from inshrink_core.codecs.lattice.codec import LatticeCodec
 from inshrink_core.codecs.lattice.plan import COST_OF_ERROR, COST_OF_SHAPED

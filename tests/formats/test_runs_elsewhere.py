@@ -18,7 +18,7 @@ import torch.distributed.checkpoint as dcp
 
 import inshrink_core
 from inshrink_core import verbs
-from inshrink_core.archive.storage import Storage
+from inshrink_core.archive.storage.contract import Storage
 from inshrink_core.errors import (
     DamagedError,
     InputError,

@@ -14,7 +14,8 @@ from safetensors.torch import save_file
 
 import inshrink_core
 from inshrink_core import verbs
-from inshrink_core.archive.storage import objects, storage_at
+from inshrink_core.archive.storage import objects
+from inshrink_core.archive.storage.registry import storage_at
 from inshrink_core.errors import DamagedError, InshrinkError, UnsafePathError
 from inshrink_core.execution import mirror
 from inshrink_core.formats import open_run

@@ -19,7 +19,8 @@ import torch
 import inshrink_core
 from inshrink_core import verbs
 from inshrink_core.archive import ArchiveWriter, is_archive
-from inshrink_core.archive.storage import storage_at, uploads
+from inshrink_core.archive.storage import uploads
+from inshrink_core.archive.storage.registry import storage_at
 from inshrink_core.chain import Archive
 from inshrink_core.errors import ConflictError, StorageError
 from tests.integrations.hub import TOKEN

@@ -14,7 +14,8 @@ pytest.importorskip("moto", reason="moto[server] is not installed")
 import torch
 
 import inshrink_core
-from inshrink_core.archive.storage import objects, storage_at
+from inshrink_core.archive.storage import objects
+from inshrink_core.archive.storage.registry import storage_at
 from inshrink_core.errors import DamagedError
 from inshrink_core.formats import open_run
 from inshrink_core.testing.storages import StorageSuite

@@ -19,7 +19,7 @@ from dcp_ranks import on_ranks
 
 import inshrink_core
 from inshrink_core.archive import ArchiveWriter, is_archive
-from inshrink_core.archive.storage import storage_at
+from inshrink_core.archive.storage.registry import storage_at
 from inshrink_core.chain import Archive
 from tests.integrations.hub import TOKEN
 from tests.integrations.servers import KEYS, Proxy, is_write

@@ -14,7 +14,7 @@ from inshrink_app.jobs.work import Work
 from inshrink_app.server import roots
 
 import inshrink_core
-from inshrink_core.archive.storage import storage_at
+from inshrink_core.archive.storage.registry import storage_at
 from inshrink_core.verbs.verify import Verify
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("waiting")]

@@ -11,7 +11,8 @@ import torch
 
 import inshrink_core
 from inshrink_core import verbs
-from inshrink_core.archive import ArchiveReader, ArchiveWriter, check_archive, unpack_archive
+from inshrink_core.archive import ArchiveReader, ArchiveWriter, check_archive
+from inshrink_core.archive.maintenance import unpack_archive
 from inshrink_core.archive.storage.blocks import CACHE
 from inshrink_core.archive.storage.hub import HubStorage
 from inshrink_core.chain import Archive

@@ -5,8 +5,10 @@ import dataclasses
 import pytest
 import torch
 
-from inshrink_core.chain import Archive, ChainConfig, ChainState, Override, archive_size, look_ahead
+from inshrink_core.chain import Archive, ChainConfig, ChainState, look_ahead
+from inshrink_core.chain.config import Override
 from inshrink_core.chain.defaults import make_chain_config
+from inshrink_core.chain.sizes import archive_size
 from inshrink_core.checkpoint import MODEL_ROLES, LayerType
 from inshrink_core.codec import get_codec
 from inshrink_core.errors import ConfigError, EvaluatorError

@@ -88,7 +88,7 @@ def test_an_archive_that_cannot_be_pruned_loses_no_save(tmp_path, monkeypatch, c
     def refuse(*_, **__):
         raise OSError("full")
 
-    monkeypatch.setattr("inshrink_core.archive.Rewrite.switch", refuse)
+    monkeypatch.setattr("inshrink_core.archive.maintenance.Rewrite.switch", refuse)
     trained(tmp_path / "a.inshrink", n_saves=9, retention=Retention(keep_last=1))
     assert Archive.open(tmp_path / "a.inshrink").steps == tuple(range(1, 10))
     assert "is not pruned, and saves go on" in caplog.text

@@ -19,7 +19,7 @@ from inshrink_app.widgets import ending, fmt, job_card, listing, problem, qualit
 from inshrink_app.widgets.choices import one_of_few
 from inshrink_app.widgets.layout import chart
 
-from inshrink_core.chain import ChainReport
+from inshrink_core.chain.report import ChainReport
 from inshrink_core.text import spread
 from inshrink_core.verbs.compare import CompareArchives
 from inshrink_core.verbs.shared.measured import Known

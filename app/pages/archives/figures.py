@@ -13,7 +13,7 @@ from inshrink_app.widgets import fmt
 from inshrink_app.widgets.figures import byte_ticks, curve, lay_out, log_ticks, steps_axis, title
 from inshrink_app.widgets.quality import COSTS
 
-from inshrink_core.chain import ChainFrame
+from inshrink_core.chain.report import ChainFrame
 from inshrink_core.verbs.shared.measured import Known
 
 _NAME_WIDTH = 30

@@ -14,7 +14,7 @@ from inshrink_app.pages.archives import write
 from inshrink_app.services import ExportRequest
 from inshrink_app.widgets import choices, ending, fmt, job_card, listing, modules
 
-from inshrink_core.chain import ChainReport
+from inshrink_core.chain.report import ChainReport
 from inshrink_core.checkpoint import TensorSpec
 from inshrink_core.verbs.export import Export, chosen_names
 

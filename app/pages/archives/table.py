@@ -13,7 +13,7 @@ from inshrink_app.model import verified
 from inshrink_app.services import Bound
 from inshrink_app.widgets import fmt, listing, quality
 
-from inshrink_core.chain import ChainReport
+from inshrink_core.chain.report import ChainReport
 from inshrink_core.verbs.shared.measured import Known
 
 MOST = 5

@@ -14,7 +14,7 @@ from inshrink_app.widgets import ending, fmt, job_card, listing, modules, proble
 from inshrink_app.widgets.choices import one_of_few, pick_one
 from inshrink_app.widgets.layout import answer
 
-from inshrink_core.chain import ChainReport
+from inshrink_core.chain.report import ChainReport
 from inshrink_core.verbs.restore import Restore
 from inshrink_core.verbs.verify import Verify
 

@@ -15,7 +15,7 @@ from inshrink_app.widgets import ending, fmt, job_card, listing
 from inshrink_app.widgets.choices import pick_several
 from inshrink_app.widgets.layout import facts
 
-from inshrink_core.chain import ChainReport
+from inshrink_core.chain.report import ChainReport
 from inshrink_core.verbs.prune import Prune
 from inshrink_core.verbs.verify import Verify
 

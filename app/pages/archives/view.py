@@ -18,7 +18,7 @@ from inshrink_app.widgets.figures import log_figure
 from inshrink_app.widgets.layout import Fact, answer, chart, facts, section
 from inshrink_app.widgets.report import Part, report
 
-from inshrink_core.chain import ChainReport
+from inshrink_core.chain.report import ChainReport
 
 _PANELS = {
     "compare": "Compare",

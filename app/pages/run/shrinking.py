@@ -16,7 +16,7 @@ from inshrink_app.services.exporting import chain_export
 from inshrink_app.services.jobs import documents_of, start_job
 from inshrink_app.services.opening import chain_of, opened
 
-from inshrink_core.chain import ChainReport
+from inshrink_core.chain.report import ChainReport
 from inshrink_core.codec import DEFAULT_CODEC
 from inshrink_core.request import Request
 from inshrink_core.text import spread

@@ -12,14 +12,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMappin
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Final, NewType, NoReturn, Self, TypeVar
+from typing import Any, Final, NewType, NoReturn, TypeVar
 
 from inshrink_core.archive.layout import RESTORE_REMEDY
 from inshrink_core.errors import (
     ConflictError,
     DamagedError,
     InputError,
-    InshrinkError,
     NotFoundError,
     StorageError,
     UnsafePathError,
@@ -70,24 +69,22 @@ def digest_of(content: bytes) -> Tag:
     return Tag(hashlib.sha256(content).hexdigest())
 
 
-def storage_error(error: OSError, what: str, where: str) -> InshrinkError:
-    """Return the Inshrink error for an OSError, with the remedy for its error number."""
-    if isinstance(error, FileNotFoundError):
-        return NotFoundError(f"{what}: no such file or directory", where=where)
-    if isinstance(error, NotRegularError):
-        found = f"{error.filename} is a pipe, a device, a folder or a link, not a file"
-        return DamagedError(f"{what}: {found}", where=where, remedy=f"remove it, and {RESTORE_REMEDY}")
-    reason = error.strerror or type(error).__name__
-    return StorageError(f"{what}: {reason}", where=where, remedy=_REMEDIES.get(error.errno or 0, _REMEDY))
-
-
 @contextlib.contextmanager
 def storage_errors(what: str, where: str | Path) -> Iterator[None]:
-    """Convert OSErrors by `storage_error`."""
+    """Convert OSErrors to Inshrink's errors, with the remedy for the error number."""
+    where = str(where)
     try:
         yield
+    except FileNotFoundError as error:
+        raise NotFoundError(f"{what}: no such file or directory", where=where) from error
+    except NotRegularError as error:
+        found = f"{error.filename} is a pipe, a device, a folder or a link, not a file"
+        remedy = f"remove it, and {RESTORE_REMEDY}"
+        raise DamagedError(f"{what}: {found}", where=where, remedy=remedy) from error
     except OSError as error:
-        raise storage_error(error, what, str(where)) from error
+        reason = error.strerror or type(error).__name__
+        remedy = _REMEDIES.get(error.errno or 0, _REMEDY)
+        raise StorageError(f"{what}: {reason}", where=where, remedy=remedy) from error
 
 
 class RangeFile:
@@ -125,7 +122,7 @@ def _returned(call: Callable[[], Any]) -> Any:
         return error
 
 
-class Creation(ABC):
+class Creation(AbstractContextManager["Creation", None]):
     """An object being written, invisible before `commit`.
 
     As a context manager it aborts the object unless it was committed.
@@ -152,9 +149,6 @@ class Creation(ABC):
     @abstractmethod
     def abort(self) -> None:
         """Discard the object; does nothing after `commit` or when repeated."""
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.abort()

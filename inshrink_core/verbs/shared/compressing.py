@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from inshrink_core import text
-from inshrink_core.archive import MAX_SMALL_FILES, ArchiveWriter, is_archive
+from inshrink_core.archive import ArchiveWriter, is_archive, segment
 from inshrink_core.archive.storage.registry import place_of
 from inshrink_core.chain.append import Appended, ChainWriter
 from inshrink_core.chain.archive import Archive, open_base
@@ -91,7 +91,7 @@ def write_run(request: Compressing) -> CompressReport:
                 open_bounded(opened, chosen, chain_config, bounds, request, resumed=resumed)
             )
         writer = stack.enter_context(
-            ArchiveWriter(request.archive, create=True, grouped=len(chosen) > MAX_SMALL_FILES)
+            ArchiveWriter(request.archive, create=True, grouped=len(chosen) > segment.MAX_SMALL_FILES)
         )
         parent = None if request.resumed_from is None else writer.reader.find(request.resumed_from)
         branch = None if parent is None else writer.reader.next_branch

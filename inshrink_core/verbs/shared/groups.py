@@ -17,7 +17,8 @@ from inshrink_core.text import parse_size, url_of
 from inshrink_core.verbs.shared.values import AnySteps, chosen_steps, given_settings, read_config_file
 
 if TYPE_CHECKING:
-    from inshrink_core.chain import Archive, BaseLike, ChainConfig
+    from inshrink_core.chain import Archive, ChainConfig
+    from inshrink_core.chain.base import BaseLike
     from inshrink_core.codec import AnyCodec
     from inshrink_core.execution.resources import Limits
     from inshrink_core.formats import Run, TrainingLog

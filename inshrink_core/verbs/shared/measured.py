@@ -32,7 +32,8 @@ from inshrink_core.execution.results import (
 from inshrink_core.request import Option
 
 if TYPE_CHECKING:
-    from inshrink_core.chain import Archive, ChainReport
+    from inshrink_core.chain import Archive
+    from inshrink_core.chain.report import ChainReport
     from inshrink_core.formats import Run
 
 _VERSION: Final = 1

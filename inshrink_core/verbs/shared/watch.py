@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final, cast
 
 from inshrink_core.archive import is_archive
-from inshrink_core.chain import Archive, ArchiveSize, archive_size, open_base
+from inshrink_core.chain import Archive, open_base
+from inshrink_core.chain.sizes import ArchiveSize, archive_size
 from inshrink_core.errors import (
     InshrinkError,
     LockedError,
