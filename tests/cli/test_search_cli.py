@@ -35,7 +35,10 @@ def judge(tmp_path):
     return write
 
 
-def test_a_search_writes_a_result_that_compress_and_estimate_take(cli, small_run, tmp_path, judge):
+def test_a_search_writes_a_result_that_compress_and_estimate_take(
+    cli, small_run, tmp_path, judge, monkeypatch
+):
+    monkeypatch.setenv("COLUMNS", "120")
     result = tmp_path / "search.json"
     found = cli("search", small_run, "--max-drop", "0.02", "-o", result, "--evaluator", judge(),
                 "--eval-metric", "loss",
