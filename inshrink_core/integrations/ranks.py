@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from torch import distributed
 
@@ -15,6 +15,7 @@ from inshrink_core.archive import is_archive
 from inshrink_core.archive.storage.registry import place_of
 from inshrink_core.chain import Archive
 from inshrink_core.errors import InshrinkError, StorageError
+from inshrink_core.execution.files import Closing
 from inshrink_core.frame import FrameInfo
 from inshrink_core.training.saver import Saver
 from inshrink_core.training.spool import QuarantinedSave, Spool, spool_folder
@@ -22,7 +23,7 @@ from inshrink_core.training.spool import QuarantinedSave, Spool, spool_folder
 _logger = logging.getLogger(__name__)
 
 
-class FirstRankSaver:
+class FirstRankSaver(Closing):
     """Archives on the first rank, and does nothing on the others.
 
     Never stops a training: errors of the saver are logged and listed in `failures`.
@@ -38,14 +39,14 @@ class FirstRankSaver:
     def _archive_to(self, archive: str | os.PathLike[str], options: Mapping[str, Any]) -> None:
         """Set the archive and the options of `Saver`, which are checked now.
 
-        The process of the first save or load opens the archive.
+        Saves that an earlier process left in the spool are archived. The process of the first save or load
+        opens the archive again.
         """
         self.path, self._options = place_of(archive), options
         self._failures: dict[int, str] = {}
         self._saver: Saver | None = None
-        if is_first_rank():
-            _Trial(self.path, **options)
-            self._archive_left()
+        self._reopen()
+        self.close()
 
     def _reopen(self) -> Saver | None:
         """Return the saver, opened if needed; None on all ranks but the first."""
@@ -85,15 +86,6 @@ class FirstRankSaver:
         # A copy, in this process or another, opens the archive again.
         return {**self.__dict__, "_saver": None, "_failures": dict(self.failures)}
 
-    def __enter__(self) -> Self:
-        saver = self._reopen()
-        if saver is not None:
-            saver.__enter__()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
     @property
     def quarantined(self) -> tuple[QuarantinedSave, ...]:
         """Saves that could not be archived, with folders and reasons; empty on all ranks but the first."""
@@ -121,7 +113,7 @@ class FirstRankSaver:
         saver, self._saver = self._saver, None
         if saver is not None:
             try:
-                saver.__exit__()
+                saver.close()
             except Exception as error:  # listed in `failures`
                 _logger.warning("not all saves are in the archive: %s", error)
             self._failures |= saver.failures
@@ -132,13 +124,6 @@ class FirstRankSaver:
                 where=str(self.path),
                 remedy="see `failures` for each",
             )
-
-
-class _Trial(Saver):
-    """Opens and closes the archive, to check the options."""
-
-    def _begin(self, *_: Any) -> None:
-        self._open_writer().close()
 
 
 def step_to_restore(archive: str | os.PathLike[str], step: int | None) -> tuple[Archive, FrameInfo] | None:
