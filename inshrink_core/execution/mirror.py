@@ -137,7 +137,7 @@ class Content:
         spans = [span for span in spans if span[1] > 0]
         due = [found for span in spans for found in self._assumed_about(*span)]
         asked = [self._blocks(*span) for span in [*spans, *((at, len(expected)) for at, expected, _ in due)]]
-        if not self._has(asked):
+        if any(self._have.find(0, first, end) >= 0 for first, end in asked):
             with self._lock:
                 pieces = self._missing(asked)
                 while batch := list(islice(pieces, _N_PIECES)):
@@ -161,9 +161,6 @@ class Content:
                 break
             if found[2] > offset:
                 yield found
-
-    def _has(self, asked: Iterable[tuple[int, int]]) -> bool:
-        return all(self._have.find(0, first, end) < 0 for first, end in asked)
 
     def _blocks(self, offset: int, nbytes: int) -> tuple[int, int]:
         """Return the first block of a span, and the end of its last."""

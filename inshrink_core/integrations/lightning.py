@@ -16,7 +16,7 @@ import threading
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 import torch
 from isal.isal_zlib import crc32
@@ -25,11 +25,11 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from inshrink_core.chain import Archive
 from inshrink_core.chain.restoring import restore_folder
-from inshrink_core.errors import DamagedError, InputError, NotFoundError, StorageError
+from inshrink_core.errors import DamagedError, InputError, InshrinkError, NotFoundError, StorageError
 from inshrink_core.execution.files import make_folders, working_folder, write_durably
 from inshrink_core.formats import write_checkpoint
 from inshrink_core.formats.distributed import METADATA
-from inshrink_core.integrations.ranks import FirstRankSaver
+from inshrink_core.integrations.ranks import FirstRankSaver, is_first_rank
 from inshrink_core.integrations.versions import require
 from inshrink_core.training.extra import require_plain
 from inshrink_core.training.spool import spool_folder
@@ -122,6 +122,9 @@ class InshrinkCheckpointIO(FirstRankSaver, TorchCheckpointIO):  # type: ignore[m
             )
         self._archive_to(archive, options)
 
+    def __enter__(self) -> Self:
+        return self  # the process that saves, which may be forked later, opens the archive
+
     def _reopen(self) -> Saver | None:
         """Return the saver; a thread that opens it tears the plug-in down when it ends.
 
@@ -154,14 +157,12 @@ class InshrinkCheckpointIO(FirstRankSaver, TorchCheckpointIO):  # type: ignore[m
             super().save_checkpoint({**checkpoint, _FAILURES: dict(self.failures)}, path)
             return
         step = checkpoint.get("global_step")
-        done: list[_Saved] = []
-        if not self._attempt(
-            step if type(step) is int else 0, lambda saver: done.append(self._save(saver, checkpoint))
-        ):
+        saved = self._attempt(step if type(step) is int else 0, lambda saver: self._save(saver, checkpoint))
+        if saved is None:
             super().save_checkpoint(checkpoint, path)
             return
         rest = {key: value for key, value in checkpoint.items() if key not in _STATE}
-        record = {"step": done[0].step, "save": done[0].save_id, "rest": rest}
+        record = {"step": saved.step, "save": saved.save_id, "rest": rest}
         _write_pointer(Path(path), self.path, record)
 
     def _save(self, saver: Saver, checkpoint: Mapping[str, Any]) -> _Saved:
@@ -216,9 +217,12 @@ class InshrinkCheckpointIO(FirstRankSaver, TorchCheckpointIO):  # type: ignore[m
         return {**content, **record["rest"]}
 
     def teardown(self) -> None:
-        """Archive pending saves and release the archive."""
+        """Archive pending saves, also those that a worker left in the spool, and release the archive."""
         self.close()
-        self._archive_left()
+        if is_first_rank() and spool_folder(self.path).is_dir():
+            with contextlib.suppress(InshrinkError):  # such as that another process does
+                self._reopen()
+                self.close()
 
 
 class _ShardsArchived(FirstRankSaver, ParallelStrategy):  # type: ignore[misc,unused-ignore]

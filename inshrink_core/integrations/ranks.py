@@ -7,18 +7,20 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self, TypeVar
 
 from torch import distributed
 
 from inshrink_core.archive import is_archive
 from inshrink_core.archive.storage.registry import place_of
 from inshrink_core.chain import Archive
-from inshrink_core.errors import InshrinkError, StorageError
+from inshrink_core.errors import StorageError
 from inshrink_core.execution.files import Closing
 from inshrink_core.frame import FrameInfo
 from inshrink_core.training.saver import Saver
 from inshrink_core.training.spool import QuarantinedSave, Spool, spool_folder
+
+_Value = TypeVar("_Value")
 
 _logger = logging.getLogger(__name__)
 
@@ -56,24 +58,15 @@ class FirstRankSaver(Closing):
             self._saver = Saver(self.path, **self._options)
         return self._saver
 
-    def _archive_left(self) -> None:
-        """Archive saves that an earlier process left in the spool, unless another process does."""
-        if self._saver is None and is_first_rank() and spool_folder(self.path).is_dir():
-            with contextlib.suppress(InshrinkError):
-                self._reopen()
-                self.close()
-
-    def _attempt(self, step: int, save: Callable[[Saver], Any]) -> bool:
-        """Save on the first rank; return whether that succeeded."""
+    def _attempt(self, step: int, save: Callable[[Saver], _Value]) -> _Value | None:
+        """Save on the first rank; return what `save` does, or None if it fails."""
         try:
             saver = self._reopen()
-            if saver is not None:
-                save(saver)
+            return None if saver is None else save(saver)
         except Exception as error:  # no error stops the training
             _logger.warning("step %s is not archived, and training continues: %s", step, error)
             self._failures[step] = str(error)
-            return False
-        return saver is not None
+            return None
 
     def _settle(self) -> None:
         """Archive pending saves, as far as possible, and wait for uploads."""
@@ -85,6 +78,12 @@ class FirstRankSaver(Closing):
     def __getstate__(self) -> dict[str, Any]:
         # A copy, in this process or another, opens the archive again.
         return {**self.__dict__, "_saver": None, "_failures": dict(self.failures)}
+
+    def __enter__(self) -> Self:
+        saver = self._reopen()
+        if saver is not None:
+            saver.__enter__()  # no other saver takes over
+        return self
 
     @property
     def quarantined(self) -> tuple[QuarantinedSave, ...]:
@@ -113,7 +112,7 @@ class FirstRankSaver(Closing):
         saver, self._saver = self._saver, None
         if saver is not None:
             try:
-                saver.close()
+                saver.__exit__()
             except Exception as error:  # listed in `failures`
                 _logger.warning("not all saves are in the archive: %s", error)
             self._failures |= saver.failures

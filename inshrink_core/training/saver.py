@@ -340,11 +340,6 @@ class Saver:
         return self._spool.quarantined_saves
 
     @property
-    def n_pending(self) -> int:
-        """Number of saves not archived yet."""
-        return len(self._archiver.pending) + self._staging.is_busy
-
-    @property
     def failures(self) -> Mapping[int, str]:
         """Why saves are not in the archive, by step, including those behind a refused one."""
         found = self._archiver.failures

@@ -40,11 +40,6 @@ class Staging:
         self._copied.set()
         self._buffers: dict[tuple[int, str], Tensor] = {}
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether a copy is being made or used."""
-        return self._job is not None and not self._job.done()
-
     def start(self, content: Any, settled: Container[int], use: Callable[[Any], None]) -> None:
         """Start a copy; the previous one must be finished.
 
