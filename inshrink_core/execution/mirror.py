@@ -265,11 +265,6 @@ class Mirror:
                 self._place(found[path])
                 self._listed[path] = found[path]
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether the last listing was empty."""
-        return not self._listed
-
     def _remove(self, path: str) -> None:
         self._contents.pop(path, None)
         self._assumed.pop(path, None)
@@ -430,9 +425,9 @@ def mirrored(url: str) -> tuple[Mirror, str]:
     if pattern:
         return mirror, f"{glob.escape(str(mirror.root))}/{pattern}"
     around, _, name = folder.rpartition("/")
-    if mirror.is_empty and not around.endswith("/"):
+    if not mirror._listed and not around.endswith("/"):
         single = _mirror_at(around, name)
-        if not single.is_empty:
+        if single._listed:
             return single, str(single.root / name)
     return mirror, str(mirror.root)
 

@@ -89,6 +89,8 @@ class Ranks:
         self._connections: Any = None
         self._connected = self._meeting = self._failure = self._save = ""
         self._n_exchanges = 0
+        self._known: BaseException | None = None
+        """The last error of an exchange, which all ranks know."""
 
     @property
     def n_ranks(self) -> int:
@@ -254,6 +256,13 @@ class Ranks:
         ConflictError
             Another rank raised an error of another kind, or the ranks lost each other.
         """
+        try:
+            return self._gathered(make, what)
+        except BaseException as error:
+            self._known = error
+            raise
+
+    def _gathered(self, make: Callable[[], _Value], what: str) -> list[_Value]:
         if self.n_ranks == 1:
             return [make()]
         failure: BaseException | None = None
@@ -290,10 +299,12 @@ class Ranks:
         try:
             yield
         except BaseException as error:
-            if self._connections is not None:
+            if self._known is None or self._known not in (error, error.__cause__):
                 with suppress(InshrinkError, type(error)):
                     self.gathered(partial(_raised, error), "the end")
             raise
+        finally:
+            self._known = None
         self.gathered(lambda: None, "the end")
 
     def fail(self, why: str) -> None:
@@ -504,10 +515,11 @@ class ShardedEvaluator(ModelEvaluator):
         """Evaluate on a thread; return None if another rank fails, since collectives with it never end."""
         if self._ranks.n_ranks == 1:
             return self._answered(time.perf_counter())
-        if self._stuck is not None:
+        if self._stuck is not None and self._stuck.is_alive():
             raise EvaluatorError(
                 "an earlier check still waits for a rank that failed", where=self.spec, remedy="start again"
             )
+        self._stuck = None
         answers: list[Evaluation | BaseException] = []
         device = next((tensor.device for tensor in self._tensors().values() if tensor.is_cuda), None)
 
