@@ -137,7 +137,7 @@ class Content:
         spans = [span for span in spans if span[1] > 0]
         due = [found for span in spans for found in self._assumed_about(*span)]
         asked = [self._blocks(*span) for span in [*spans, *((at, len(expected)) for at, expected, _ in due)]]
-        if not self._has(asked):
+        if any(self._have.find(0, first, end) >= 0 for first, end in asked):
             with self._lock:
                 pieces = self._missing(asked)
                 while batch := list(islice(pieces, _N_PIECES)):
@@ -161,9 +161,6 @@ class Content:
                 break
             if found[2] > offset:
                 yield found
-
-    def _has(self, asked: Iterable[tuple[int, int]]) -> bool:
-        return all(self._have.find(0, first, end) < 0 for first, end in asked)
 
     def _blocks(self, offset: int, nbytes: int) -> tuple[int, int]:
         """Return the first block of a span, and the end of its last."""
@@ -267,11 +264,6 @@ class Mirror:
             for path in found.keys() - self._listed.keys():
                 self._place(found[path])
                 self._listed[path] = found[path]
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether the last listing was empty."""
-        return not self._listed
 
     def _remove(self, path: str) -> None:
         self._contents.pop(path, None)
@@ -433,9 +425,9 @@ def mirrored(url: str) -> tuple[Mirror, str]:
     if pattern:
         return mirror, f"{glob.escape(str(mirror.root))}/{pattern}"
     around, _, name = folder.rpartition("/")
-    if mirror.is_empty and not around.endswith("/"):
+    if not mirror._listed and not around.endswith("/"):
         single = _mirror_at(around, name)
-        if not single.is_empty:
+        if single._listed:
             return single, str(single.root / name)
     return mirror, str(mirror.root)
 

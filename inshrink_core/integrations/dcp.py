@@ -176,7 +176,8 @@ class InshrinkWriter(StorageWriter):
             raise InputError("a check needs a model", remedy="give the writer both, or neither")
         self._model, self._check = model, check
         self._max_restore_cost, self._check_every = max_restore_cost, check_every
-        self._checked: tuple[CheckedWriter, ShardedEvaluator] | None = None
+        self._evaluator: ShardedEvaluator | None = None
+        self._checked: CheckedWriter | None = None
         self._thread = threading.get_ident()
         self.archive = os.fspath(archive)
         storage = storage_at(archive)
@@ -297,19 +298,16 @@ class InshrinkWriter(StorageWriter):
             # Until the commit, no other training may remove parts of these ranks.
             self._lock = storage_at(self.archive).share()
         else:
-            self._gather()
+            if self._last is None or self._last != self._written:
+                # An earlier training or a failed save may have left parts, which this removes.
+                ArchiveWriter(self.archive, create=True).close()
+            self._shared_frame = SharedFrame(self.archive)
         try:
             self._info = self._describe(plans)
         except BaseException:
             self._release()
             raise
         return plans
-
-    def _gather(self) -> None:
-        """Begin a frame in a bucket, and delete leftovers of an earlier training or a failed save."""
-        if self._last is None or self._last != self._written:
-            ArchiveWriter(self.archive, create=True).close()
-        self._shared_frame = SharedFrame(self.archive)
 
     def _describe(self, plans: Sequence[SavePlan]) -> _SaveInfo:
         reader = ArchiveReader.open(self.archive)
@@ -445,26 +443,25 @@ class InshrinkWriter(StorageWriter):
 
     def _checked_for(self, ready: _Ready, ranks: Ranks) -> CheckedWriter:
         """Return the writer with a check; all ranks try the check when they start."""
+        model = cast("nn.Module", self._model)
+        if self._evaluator is None:
+            self._evaluator = ShardedEvaluator(model, cast("Check", self._check), ranks)
+        self._evaluator.begin(ready.specs, ready.checkpoint.specs)
         if self._checked is None:
-            evaluator = ShardedEvaluator(cast("nn.Module", self._model), cast("Check", self._check), ranks)
-            evaluator.begin(ready.specs, ready.checkpoint.specs)
-            writer = CheckedWriter.following(
-                evaluator,
-                cast("nn.Module", self._model),
+            self._checked = CheckedWriter.following(
+                self._evaluator,
+                model,
                 ready.chain.config,
                 self._max_restore_cost,
                 every=self._check_every,
                 resumed=ready.chain.parent is not None,
             )
-            self._checked = writer, evaluator
-        else:
-            self._checked[1].begin(ready.specs, ready.checkpoint.specs)
-        return self._checked[0]
+        return self._checked
 
     def _forget_checked(self) -> None:
         checked, self._checked = self._checked, None
         if checked is not None:
-            checked[0].close()
+            checked.close()
 
     def _chain_for(self, info: _SaveInfo, ranks: Ranks) -> ChainWriter:
         """Return the chain that a save continues: the previous one, if it was committed."""
@@ -655,8 +652,14 @@ class InshrinkReader(StorageReader):
         self._opened = self._open(step)
 
     def _open(self, step: int | None) -> _Opened:
-        info = self._archive.last if step is None else self._archive.reader.find(step)
-        return _Opened.of(self._archive, info)
+        archive = self._archive
+        info = archive.last if step is None else archive.reader.find(step)
+        state, where = saved_state(archive.checkpoint(info)), archive.where(info)
+        cells = {}
+        for key in dict.fromkeys(state.tensors.values()):
+            specs = [spec_of(entry, where) for entry in archive.blocks(info, key)]
+            cells[key] = {box_of(spec).offsets: spec for spec in specs}
+        return _Opened(info, state, cells)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begin to load; the step of the reader takes precedence over the name."""
@@ -731,15 +734,6 @@ class _Opened(NamedTuple):
     info: FrameInfo
     state: SavedState
     cells: Mapping[str, Mapping[tuple[int, ...], TensorSpec]]
-
-    @classmethod
-    def of(cls, archive: Archive, info: FrameInfo) -> _Opened:
-        state, where = saved_state(archive.checkpoint(info)), archive.where(info)
-        cells = {}
-        for key in dict.fromkeys(state.tensors.values()):
-            specs = [spec_of(entry, where) for entry in archive.blocks(info, key)]
-            cells[key] = {box_of(spec).offsets: spec for spec in specs}
-        return cls(info, state, cells)
 
 
 __all__ = ["InshrinkReader", "InshrinkWriter"]

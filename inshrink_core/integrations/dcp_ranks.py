@@ -26,7 +26,14 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from inshrink_core.chain.parts import box_of, cells_of
 from inshrink_core.checkpoint import MODEL_ROLES, Box, Checkpoint, TensorSpec
-from inshrink_core.errors import ConflictError, EvaluatorError, InputError, NotFiniteError, named
+from inshrink_core.errors import (
+    ConflictError,
+    EvaluatorError,
+    InputError,
+    InshrinkError,
+    NotFiniteError,
+    named,
+)
 from inshrink_core.evaluate import Evaluation
 from inshrink_core.training.check import Check, ModelEvaluator
 
@@ -57,12 +64,6 @@ class _State(NamedTuple):
     number: int = 0
 
 
-class _Failed(NamedTuple):
-    """The failure that a rank sends instead of a value."""
-
-    why: str
-
-
 class Ranks:
     """The ranks that save together, over connections apart from those of the training.
 
@@ -88,7 +89,8 @@ class Ranks:
         self._connections: Any = None
         self._connected = self._meeting = self._failure = self._save = ""
         self._n_exchanges = 0
-        self._all_know = False
+        self._known: BaseException | None = None
+        """The last error of an exchange, which all ranks know."""
 
     @property
     def n_ranks(self) -> int:
@@ -249,34 +251,43 @@ class Ranks:
 
         Raises
         ------
+        InshrinkError
+            That of a rank, on all ranks alike; the message begins with the rank.
         ConflictError
-            Another rank failed; the message has its number and error.
+            Another rank raised an error of another kind, or the ranks lost each other.
         """
         try:
             return self._gathered(make, what)
-        except BaseException:
-            self._all_know = True
+        except BaseException as error:
+            self._known = error
             raise
 
     def _gathered(self, make: Callable[[], _Value], what: str) -> list[_Value]:
         if self.n_ranks == 1:
             return [make()]
         failure: BaseException | None = None
+        is_ours = False
         try:
             packed = pickle.dumps(make())
         except BaseException as error:  # raised again after the exchange
-            packed, failure = pickle.dumps(_Failed(f"{type(error).__name__}: {error}")), error
+            failure, is_ours = error, isinstance(error, InshrinkError)
+            packed = pickle.dumps(error if is_ours else _conflict(f"{type(error).__name__}: {error}"))
         try:
             with self._exchange(what):
                 sizes = [int(size) for size in self._all(torch.tensor([len(packed)]))]
                 rows = self._all(torch.frombuffer(bytearray(packed.ljust(max(sizes))), dtype=torch.uint8))
         finally:
-            if failure is not None:
+            if failure is not None and (not is_ours or self._connections is None):
                 raise failure
         found = [pickle.loads(row[:size].numpy().tobytes()) for row, size in zip(rows, sizes, strict=True)]
+        errors = []
         for rank, value in zip(self.numbers, found, strict=True):
-            if isinstance(value, _Failed):
-                raise ConflictError(f"rank {rank} could not save: {value.why}")
+            if isinstance(value, InshrinkError):
+                value.args = (f"rank {rank}: {value}",)
+                errors.append(value)
+        if errors:
+            # A check that failed may be an answer; a conflict ends the save.
+            raise min(errors, key=lambda error: not isinstance(error, ConflictError)) from failure
         return found
 
     @contextmanager
@@ -285,14 +296,15 @@ class Ranks:
 
         A rank that fails between two collectives sends its failure in the next one.
         """
-        self._all_know = False
         try:
             yield
         except BaseException as error:
-            if not self._all_know:
-                with suppress(type(error)):
+            if self._known is None or self._known not in (error, error.__cause__):
+                with suppress(InshrinkError, type(error)):
                     self.gathered(partial(_raised, error), "the end")
             raise
+        finally:
+            self._known = None
         self.gathered(lambda: None, "the end")
 
     def fail(self, why: str) -> None:
@@ -346,22 +358,7 @@ def _conflict(what: str) -> ConflictError:
     )
 
 
-class _Answer(NamedTuple):
-    """Value of a rank, or the error that all ranks raise; neither if the rank gave up."""
-
-    value: Any = None
-    kind: type[InputError] | None = None
-    why: str = ""
-
-
-_SHARED: Final = (NotFiniteError, EvaluatorError, InputError)
-"""Errors of one rank that all ranks raise; any other ends the save."""
-
 _CHECK: Final = "the check"
-
-
-class _GaveUpError(Exception):
-    """Another rank failed during a check of this one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -457,7 +454,7 @@ class ShardedEvaluator(ModelEvaluator):
         Raises
         ------
         EvaluatorError, NotFiniteError
-            As `ModelEvaluator`, on all ranks if one raises it; the message has the rank.
+            As `ModelEvaluator`, on all ranks if one raises it.
         """
         live = {name: _local(tensor) for name, tensor in self._tensors().items()}
         before = {name: tensor.clone() for name, tensor in live.items()}
@@ -466,7 +463,7 @@ class ShardedEvaluator(ModelEvaluator):
             if isinstance(state_dict, Checkpoint):
                 self._put(state_dict, live)
             self._model.eval()
-            return self._shared(self._asked)
+            return self._shared()
         finally:
             if self._stuck is None:
                 self._tensors()  # reshards what the function gathered
@@ -503,7 +500,7 @@ class ShardedEvaluator(ModelEvaluator):
                 (state[here[place].key].contiguous(), to) for place, owner, to in self._lent if owner == rank
             )
 
-        self._all_answer(load)
+        self._ranks.gathered(load, _CHECK)
         asked = [(place, owner) for place, owner, to in self._lent if to == rank]
         found = [
             (torch.empty(targets[place][0].shape, dtype=targets[place][0].dtype), owner)
@@ -514,14 +511,15 @@ class ShardedEvaluator(ModelEvaluator):
             for target in targets[place]:
                 target.copy_(tensor)
 
-    def _asked(self) -> Evaluation:
-        """Evaluate on a thread, and give up if another rank fails, since its collectives would not end."""
+    def _asked(self) -> Evaluation | None:
+        """Evaluate on a thread; return None if another rank fails, since collectives with it never end."""
         if self._ranks.n_ranks == 1:
             return self._answered(time.perf_counter())
-        if self._stuck is not None:
+        if self._stuck is not None and self._stuck.is_alive():
             raise EvaluatorError(
                 "an earlier check still waits for a rank that failed", where=self.spec, remedy="start again"
             )
+        self._stuck = None
         answers: list[Evaluation | BaseException] = []
         device = next((tensor.device for tensor in self._tensors().values() if tensor.is_cuda), None)
 
@@ -539,7 +537,7 @@ class ShardedEvaluator(ModelEvaluator):
             thread.join(_LOOK_S)
             if thread.is_alive() and self._ranks.has_failed():
                 self._stuck = thread
-                raise _GaveUpError
+                return None
         (answer,) = answers
         if isinstance(answer, BaseException):
             if not isinstance(answer, NotFiniteError):
@@ -547,31 +545,20 @@ class ShardedEvaluator(ModelEvaluator):
             raise answer
         return answer
 
-    def _all_answer(self, make: Callable[[], _Value]) -> list[_Value]:
-        """Return the values of all ranks; if one rank fails, all raise its error."""
-        try:
-            answer = _Answer(make())
-        except _GaveUpError:
-            answer = _Answer()
-        except InputError as error:
-            answer = _Answer(None, next(kind for kind in _SHARED if isinstance(error, kind)), error.what)
-        answers = self._ranks.gathered(lambda: answer, _CHECK)
-        for number, each in zip(self._ranks.numbers, answers, strict=True):
-            if each.kind is not None:
-                raise each.kind(f"rank {number}: {each.why}", where=self.spec)
-        return [each.value for each in answers]
-
-    def _shared(self, ask: Callable[[], Evaluation]) -> Evaluation:
+    def _shared(self) -> Evaluation:
         """Return the evaluation by all ranks."""
         evaluations: list[Evaluation] = []
 
-        def answer() -> tuple[Any, ...]:
-            evaluations.append(found := ask())
+        def answer() -> tuple[Any, ...] | None:
+            found = self._asked()
+            if found is None:  # another rank sends its error
+                return None
+            evaluations.append(found)
             rows = found.predictions if found.log_probs is None else found.log_probs
             form = (found.metric, found.direction, found.log_probs is None, found.predictions is None)
             return form, found.value, 1 if rows is None else len(rows)
 
-        answers = self._all_answer(answer)
+        answers = cast("list[tuple[Any, ...]]", self._ranks.gathered(answer, _CHECK))
         for number, (form, _, _) in zip(self._ranks.numbers, answers, strict=True):
             if form != answers[0][0]:
                 raise EvaluatorError(
@@ -585,7 +572,7 @@ class ShardedEvaluator(ModelEvaluator):
         value = _mean([value for _, value, _ in answers], weights)
 
         def mean(make: Callable[[], float | None]) -> float | None:
-            found = [value for value in self._all_answer(make) if value is not None]
+            found = [value for value in self._ranks.gathered(make, _CHECK) if value is not None]
             return _mean(found, weights) if len(found) == len(weights) else None
 
         (found,) = evaluations

@@ -13,6 +13,7 @@ import os
 import secrets
 import shutil
 import threading
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
@@ -24,11 +25,11 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from inshrink_core.chain import Archive
 from inshrink_core.chain.restoring import restore_folder
-from inshrink_core.errors import DamagedError, InputError, NotFoundError, StorageError
+from inshrink_core.errors import DamagedError, InputError, InshrinkError, NotFoundError, StorageError
 from inshrink_core.execution.files import make_folders, working_folder, write_durably
 from inshrink_core.formats import write_checkpoint
 from inshrink_core.formats.distributed import METADATA
-from inshrink_core.integrations.ranks import FirstRankSaver
+from inshrink_core.integrations.ranks import FirstRankSaver, is_first_rank
 from inshrink_core.integrations.versions import require
 from inshrink_core.training.extra import require_plain
 from inshrink_core.training.spool import spool_folder
@@ -112,7 +113,6 @@ class InshrinkCheckpointIO(FirstRankSaver, TorchCheckpointIO):  # type: ignore[m
     def __init__(self, archive: str | os.PathLike[str], **options: Any) -> None:
         self._last: _Saved | None = None
         self._loaded: FrameInfo | None = None
-        self._saving = threading.local()
         policy = options.get("retention")
         if policy is not None and policy.optimizer_last is not None:
             raise InputError(
@@ -122,14 +122,20 @@ class InshrinkCheckpointIO(FirstRankSaver, TorchCheckpointIO):  # type: ignore[m
             )
         self._archive_to(archive, options)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_saving": None}
-
     def __enter__(self) -> Self:
         return self  # the process that saves, which may be forked later, opens the archive
 
-    def __setstate__(self, state: Mapping[str, Any]) -> None:
-        self.__dict__.update(state, _saving=threading.local())
+    def _reopen(self) -> Saver | None:
+        """Return the saver; a thread that opens it tears the plug-in down when it ends.
+
+        An ``AsyncCheckpointIO`` does not pass Lightning's teardown on to the plug-in inside, but it joins its
+        thread and drops the last reference to it.
+        """
+        before = self._saver
+        saver = super()._reopen()
+        if saver is not before and threading.current_thread() is not threading.main_thread():
+            weakref.finalize(threading.current_thread(), self.teardown)
+        return saver
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any | None = None
@@ -151,22 +157,16 @@ class InshrinkCheckpointIO(FirstRankSaver, TorchCheckpointIO):  # type: ignore[m
             super().save_checkpoint({**checkpoint, _FAILURES: dict(self.failures)}, path)
             return
         step = checkpoint.get("global_step")
-        done: list[_Saved] = []
-        if not self._attempt(
-            step if type(step) is int else 0, lambda saver: done.append(self._save(saver, checkpoint))
-        ):
+        saved = self._attempt(step if type(step) is int else 0, lambda saver: self._save(saver, checkpoint))
+        if saved is None:
             super().save_checkpoint(checkpoint, path)
             return
         rest = {key: value for key, value in checkpoint.items() if key not in _STATE}
-        record = {"step": done[0].step, "save": done[0].save_id, "rest": rest}
+        record = {"step": saved.step, "save": saved.save_id, "rest": rest}
         _write_pointer(Path(path), self.path, record)
 
     def _save(self, saver: Saver, checkpoint: Mapping[str, Any]) -> _Saved:
         """Spool a checkpoint, unless it equals the last one."""
-        if threading.current_thread() is not threading.main_thread():
-            end = getattr(self._saving, "end", None)
-            if end is None or end.saver is not saver:
-                self._saving.end = _ThreadEnd(self, saver)
         step = checkpoint.get("global_step")
         digest = _digest({key: checkpoint.get(key) for key in _STATE})
         if self._last is not None and (self._last.step, self._last.digest) == (step, digest):
@@ -217,27 +217,12 @@ class InshrinkCheckpointIO(FirstRankSaver, TorchCheckpointIO):  # type: ignore[m
         return {**content, **record["rest"]}
 
     def teardown(self) -> None:
-        """Archive pending saves and release the archive."""
+        """Archive pending saves, also those that a worker left in the spool, and release the archive."""
         self.close()
-        self._archive_left()
-
-
-class _ThreadEnd:
-    """Tears down a plug-in when the thread that refers to this object ends.
-
-    An ``AsyncCheckpointIO`` does not pass Lightning's teardown on to the plug-in inside, but it joins its
-    thread, and thread-local objects are freed before that returns.
-    """
-
-    def __init__(self, plugin: InshrinkCheckpointIO, saver: Saver) -> None:
-        self._plugin, self.saver = plugin, saver
-
-    def __del__(self) -> None:
-        try:
-            if self._plugin._saver is self.saver:
-                self._plugin.teardown()
-        except Exception as error:  # nothing could catch it here
-            _logger.warning("the archive could not be closed: %s", error)
+        if is_first_rank() and spool_folder(self.path).is_dir():
+            with contextlib.suppress(InshrinkError):  # such as that another process does
+                self._reopen()
+                self.close()
 
 
 class _ShardsArchived(FirstRankSaver, ParallelStrategy):  # type: ignore[misc,unused-ignore]

@@ -7,22 +7,25 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from torch import distributed
 
 from inshrink_core.archive import is_archive
 from inshrink_core.archive.storage.registry import place_of
 from inshrink_core.chain import Archive
-from inshrink_core.errors import InshrinkError, StorageError
+from inshrink_core.errors import StorageError
+from inshrink_core.execution.files import Closing
 from inshrink_core.frame import FrameInfo
 from inshrink_core.training.saver import Saver
 from inshrink_core.training.spool import QuarantinedSave, Spool, spool_folder
 
+_Value = TypeVar("_Value")
+
 _logger = logging.getLogger(__name__)
 
 
-class FirstRankSaver:
+class FirstRankSaver(Closing):
     """Archives on the first rank, and does nothing on the others.
 
     Never stops a training: errors of the saver are logged and listed in `failures`.
@@ -38,14 +41,14 @@ class FirstRankSaver:
     def _archive_to(self, archive: str | os.PathLike[str], options: Mapping[str, Any]) -> None:
         """Set the archive and the options of `Saver`, which are checked now.
 
-        The process of the first save or load opens the archive.
+        Saves that an earlier process left in the spool are archived. The process of the first save or load
+        opens the archive again.
         """
         self.path, self._options = place_of(archive), options
         self._failures: dict[int, str] = {}
         self._saver: Saver | None = None
-        if is_first_rank():
-            _Trial(self.path, **options)
-            self._archive_left()
+        self._reopen()
+        self.close()
 
     def _reopen(self) -> Saver | None:
         """Return the saver, opened if needed; None on all ranks but the first."""
@@ -55,24 +58,15 @@ class FirstRankSaver:
             self._saver = Saver(self.path, **self._options)
         return self._saver
 
-    def _archive_left(self) -> None:
-        """Archive saves that an earlier process left in the spool, unless another process does."""
-        if self._saver is None and is_first_rank() and spool_folder(self.path).is_dir():
-            with contextlib.suppress(InshrinkError):
-                self._reopen()
-                self.close()
-
-    def _attempt(self, step: int, save: Callable[[Saver], Any]) -> bool:
-        """Save on the first rank; return whether that succeeded."""
+    def _attempt(self, step: int, save: Callable[[Saver], _Value]) -> _Value | None:
+        """Save on the first rank; return what `save` does, or None if it fails."""
         try:
             saver = self._reopen()
-            if saver is not None:
-                save(saver)
+            return None if saver is None else save(saver)
         except Exception as error:  # no error stops the training
             _logger.warning("step %s is not archived, and training continues: %s", step, error)
             self._failures[step] = str(error)
-            return False
-        return saver is not None
+            return None
 
     def _settle(self) -> None:
         """Archive pending saves, as far as possible, and wait for uploads."""
@@ -88,11 +82,8 @@ class FirstRankSaver:
     def __enter__(self) -> Self:
         saver = self._reopen()
         if saver is not None:
-            saver.__enter__()
+            saver.__enter__()  # no other saver takes over
         return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     @property
     def quarantined(self) -> tuple[QuarantinedSave, ...]:
@@ -132,13 +123,6 @@ class FirstRankSaver:
                 where=str(self.path),
                 remedy="see `failures` for each",
             )
-
-
-class _Trial(Saver):
-    """Opens and closes the archive, to check the options."""
-
-    def _begin(self, *_: Any) -> None:
-        self._open_writer().close()
 
 
 def step_to_restore(archive: str | os.PathLike[str], step: int | None) -> tuple[Archive, FrameInfo] | None:

@@ -225,10 +225,6 @@ class Saver:
             )
         self._retention = retention
         self._possible_budget: int | None = None
-        self._begin(step_writer)
-
-    def _begin(self, step_writer: StepWriter | None) -> None:
-        """Open archive and spool, and archive the saves of an earlier process."""
         writer = self._open_writer()
         try:
             self._spool = Spool(spool_folder(self.path))
@@ -257,7 +253,7 @@ class Saver:
 
     def _open_writer(self) -> ArchiveWriter:
         """Open the archive for writing; an unused saver of this process releases it."""
-        self._used_in, self._process = threading.current_thread(), os.getpid()
+        self._used_in, self._process = weakref.ref(threading.current_thread()), os.getpid()
         try:
             writer = ArchiveWriter(self.path, create=True)
         except LockedError:
@@ -275,9 +271,11 @@ class Saver:
         It is in use inside its ``with`` statement, and while another living thread used it last. A notebook
         cell that runs again makes a new saver while a variable or a traceback still refers to the first.
         """
-        other = self._used_in is not threading.current_thread() and self._used_in.is_alive()
-        if self._entered or other:
-            place = f"thread '{self._used_in.name}'" if other else "its `with` statement"
+        thread = self._used_in()
+        if thread is not None and (thread is threading.current_thread() or not thread.is_alive()):
+            thread = None
+        if self._entered or thread is not None:
+            place = "its `with` statement" if thread is None else f"thread '{thread.name}'"
             raise LockedError(
                 f"a saver of this process is writing this archive, in {place}",
                 where=str(self.path),
@@ -318,7 +316,7 @@ class Saver:
             )
         if not self._finalizer.alive:
             raise InputError("the saver is closed", where=str(self.path))
-        self._used_in = threading.current_thread()
+        self._used_in = weakref.ref(threading.current_thread())
 
     def __enter__(self) -> Self:
         self._use()
@@ -340,11 +338,6 @@ class Saver:
     def quarantined(self) -> tuple[QuarantinedSave, ...]:
         """The saves that could not be archived, with their folders and reasons; of earlier processes, too."""
         return self._spool.quarantined_saves
-
-    @property
-    def n_pending(self) -> int:
-        """Number of saves not archived yet."""
-        return len(self._archiver.pending) + self._staging.is_busy
 
     @property
     def failures(self) -> Mapping[int, str]:

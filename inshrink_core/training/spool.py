@@ -363,9 +363,8 @@ class Spool:
         with _storage_errors(self.folder):
             # A process that died may not have synced a rename: removed folders must not come back.
             sync_path(self.folder)
-            for path in self.folder.iterdir():
-                if path.name.startswith(".") and path.name.endswith(".tmp"):
-                    shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+            for path in self.folder.glob(".*.tmp"):
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         if earlier := self.quarantined_saves:
             _logger.warning("%d saves were quarantined earlier: see %s", len(earlier), earlier[0].folder)
         damaged: dict[Path, DamagedError] = {}
@@ -514,14 +513,8 @@ class Spool:
 
 def _numbered(folder: Path, suffix: str = "") -> list[Path]:
     """Return the folders of saves in a folder, in order."""
-    if not folder.is_dir():
-        return []
-    named = ((path, path.name.removesuffix(suffix)) for path in folder.iterdir() if path.suffix == suffix)
-    return sorted(
-        path
-        for path, name in named
-        if name.isascii() and name.isdigit() and len(name) == _N_DIGITS and not path.is_symlink()
-    )
+    found = folder.glob("[0-9]" * _N_DIGITS + suffix)
+    return sorted(path for path in found if not path.is_symlink())
 
 
 def _kinds(content: Any) -> frozenset[object]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import threading
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
@@ -40,11 +40,6 @@ class Staging:
         self._copied.set()
         self._buffers: dict[tuple[int, str], Tensor] = {}
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether a copy is being made or used."""
-        return self._job is not None and not self._job.done()
-
     def start(self, content: Any, settled: Container[int], use: Callable[[Any], None]) -> None:
         """Start a copy; the previous one must be finished.
 
@@ -60,10 +55,8 @@ class Staging:
         """
         copies = _Copies(settled, self._buffers)
         made = copies.of(content)
-        streams = _SideStreams(copies.devices)
-        copied = threading.Event()
-        self._job = self._thread.submit(_work, made, copies, streams, copied, use)
-        self._copied = copied
+        self._copied = threading.Event()
+        self._job = self._thread.submit(_work, made, copies, self._copied, use)
 
     def wait_for_copy(self, *_: object) -> None:
         """Wait for the copy; afterwards its sources may change."""
@@ -86,11 +79,9 @@ class Staging:
         self._thread.shutdown()
 
 
-def _work(
-    made: Any, copies: _Copies, streams: _SideStreams, copied: threading.Event, use: Callable[[Any], None]
-) -> None:
+def _work(made: Any, copies: _Copies, copied: threading.Event, use: Callable[[Any], None]) -> None:
     try:
-        copies.settle(streams)
+        copies.settle()
     finally:
         copied.set()
     use(made)
@@ -118,38 +109,11 @@ def _place(tensor: Tensor) -> Place:
     return tensor.device, tensor.untyped_storage().data_ptr()
 
 
-class _SideStreams:
-    """One CUDA stream for each device, ordered after the training's current stream."""
-
-    def __init__(self, devices: Iterable[torch.device] = ()) -> None:
-        self._streams = {
-            device: torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-            for device in devices
-        }
-        for device, stream in self._streams.items():
-            stream.wait_stream(torch.cuda.current_stream(device))
-
-    def memory_for(self, nbytes: int, device: torch.device) -> Tensor:
-        """Return host memory for values of a device."""
-        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=device in self._streams)
-
-    def copy(self, source: Tensor, target: Tensor) -> None:
-        """Copy into host memory; with a stream, the copy is complete when `current` ends."""
-        target.copy_(source, non_blocking=source.device in self._streams)
-
-    @contextlib.contextmanager
-    def current(self) -> Iterator[None]:
-        """Use these streams; synchronize at the end."""
-        with contextlib.ExitStack() as stack:
-            for stream in self._streams.values():
-                stack.enter_context(torch.cuda.stream(stream))
-            yield
-            for stream in self._streams.values():
-                stream.synchronize()
-
-
 class _Copies:
-    """Copies of storages in host memory, each made once: settled ones by `settle`, others at once."""
+    """Copies of storages in host memory, each made once: settled ones by `settle`, others at once.
+
+    Settled tensors on a CUDA device are copied by a stream that follows the training's current one.
+    """
 
     def __init__(self, settled: Container[int], buffers: dict[tuple[int, str], Tensor]) -> None:
         self._settled, self._buffers = settled, buffers
@@ -159,9 +123,8 @@ class _Copies:
         self._later: list[tuple[dict[Any, Any], Any]] = []
         self._sources: list[Tensor] = []
         """References that keep sources alive while a device reads them."""
-        self._streams = _SideStreams()
-        self.devices: set[torch.device] = set()
-        """Devices of settled tensors that are copied asynchronously."""
+        self._streams: dict[torch.device, Any] = {}
+        self._is_settling = False
 
     def of(self, value: Any) -> Any:
         """Return equal containers with copies of their tensors."""
@@ -193,9 +156,11 @@ class _Copies:
 
     def _put_off(self, holder: dict[Any, Any], key: Any) -> None:
         self._later.append((holder, key))
-        value = holder[key]
-        if isinstance(value, torch.Tensor) and value.device.type == _ASYNCHRONOUS:
-            self.devices.add(value.device)
+        device = holder[key].device if isinstance(holder[key], torch.Tensor) else None
+        if device is not None and device.type == _ASYNCHRONOUS and device not in self._streams:
+            stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            stream.wait_stream(torch.cuda.current_stream(device))
+            self._streams[device] = stream
 
     def _storage_of(self, tensor: Tensor) -> Tensor:
         """Return the copy of a tensor's storage, as bytes."""
@@ -206,17 +171,23 @@ class _Copies:
         full = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
         number = len(self._found), tensor.device.type
         copied = self._buffers.get(number)
+        beside = self._is_settling and tensor.device in self._streams
         if copied is None or copied.numel() != full.numel():
-            copied = self._buffers[number] = self._streams.memory_for(full.numel(), tensor.device)
+            copied = torch.empty(full.numel(), dtype=torch.uint8, pin_memory=beside)
+            self._buffers[number] = copied
         self._found[place] = copied
-        self._streams.copy(full, copied)
+        copied.copy_(full, non_blocking=beside)
         self._sources.append(full)
         return copied
 
-    def settle(self, streams: _SideStreams) -> None:
+    def settle(self) -> None:
         """Copy the settled values."""
-        self._settled, self._streams = (), streams
-        with streams.current():
+        self._settled, self._is_settling = (), True
+        with contextlib.ExitStack() as stack:
+            for stream in self._streams.values():
+                stack.enter_context(torch.cuda.stream(stream))
             for holder, key in self._later:
                 holder[key] = self.of(holder[key])
+            for stream in self._streams.values():
+                stream.synchronize()
         self._sources.clear()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from inshrink_core.errors import InputError
+from inshrink_core.errors import InputError, named
 from inshrink_core.formats.state_tree import SAVE_KEY, strip_wrappers
 from inshrink_core.training.staging import address
 
@@ -62,7 +62,6 @@ class TrainingState:
         self.models: dict[str, nn.Module] = {} if model is None else {"": model}
         self.optimizers: dict[str, list[Optimizer]] = {}
         self._is_list: set[str] = set()
-        self._names: dict[str, dict[str, str]] = {}
         if optimizer is not None:
             self._add_optimizers("", optimizer, "optimizer")
         for name, value in (also or {}).items():
@@ -100,10 +99,10 @@ class TrainingState:
             for label, model in self.models.items()
             if label != name
             for state in [model.state_dict()]
-            for raw, called in self._called(label, state).items()
+            for raw, called in _called(label, state).items()
         }
         state = self.models[name].state_dict()
-        for raw, called in self._called(name, state).items():
+        for raw, called in _called(name, state).items():
             other = before.get(called, state[raw])
             if other is not state[raw] and address(other) != address(state[raw]):
                 raise InputError(
@@ -115,7 +114,7 @@ class TrainingState:
         """Return the parameters of all models by their names in the archive, each once."""
         found: dict[int, tuple[str, nn.Parameter]] = {}
         for name, model in self.models.items():
-            called = self._called(name, model.state_dict())
+            called = _called(name, model.state_dict())
             for raw, parameter in model.named_parameters():
                 found.setdefault(id(parameter), (called.get(raw, _joined(name, raw)), parameter))
         return dict(found.values())
@@ -130,7 +129,7 @@ class TrainingState:
         buffers: list[str] = []
         for name, model in self.models.items():
             state = model.state_dict()
-            called = self._called(name, state)
+            called = _called(name, state)
             parameters = dict(model.named_parameters(remove_duplicate=False))
             for raw, parameter in parameters.items():
                 names.setdefault(id(parameter), called.get(raw, _joined(name, raw)))
@@ -143,15 +142,6 @@ class TrainingState:
         also = {name: part for name, part in parts.items() if name}
         record = {SAVE_KEY: {"save": _VERSION, "buffers": buffers}}
         return {**parts.get("", {}), **({"also": also} if also else {}), **record}
-
-    def _called(self, name: str, state: Mapping[str, Any]) -> dict[str, str]:
-        """Return the names of a model's tensors in the archive, by their names in the model."""
-        called = self._names.get(name, {})
-        if called.keys() != state.keys():
-            plain = strip_wrappers(list(state))
-            called = {raw: _joined(name, short) for raw, short in zip(state, plain, strict=True)}
-            self._names[name] = called
-        return called
 
     def known_names(self, names: Iterable[str]) -> frozenset[str]:
         """Return names of tensors, after checking that the models have them.
@@ -190,11 +180,16 @@ class TrainingState:
                 )
             _require_same_model(model, part["model"], where, name)
         for name, optimizers in self.optimizers.items():
-            saved = states_of(_part(content, name))
-            if saved and len(saved) != len(optimizers):
-                raise _other_optimizer(where, f"{len(saved)} of them", f"{len(optimizers)}")
-            for optimizer, state in zip(optimizers, saved, strict=False):
-                _require_same_optimizer(optimizer, state, where)
+            saved = [_group_sizes(state) for state in states_of(_part(content, name))]
+            sizes = [[len(group["params"]) for group in each.param_groups] for each in optimizers]
+            if saved and saved != sizes:
+                raise InputError(
+                    "the optimizer is not the one that was saved",
+                    where=where,
+                    expected=f"parameter groups of {named([str(each) for each in saved])}",
+                    found=named([str(each) for each in sizes]),
+                    remedy="build the optimizer that was saved",
+                )
 
     def load(self, content: Mapping[str, Any]) -> None:
         """Load saved states; optimizers without one are reset."""
@@ -241,6 +236,12 @@ class TrainingState:
                     if id(parameter) in lost:
                         state = saved_state.get("state", {}).get(number, {})
                         optimizer.state[parameter] = {k: _loaded(v, parameter) for k, v in state.items()}
+
+
+def _called(name: str, state: Mapping[str, Any]) -> dict[str, str]:
+    """Return the names of a model's tensors in the archive, by their names in the model."""
+    plain = strip_wrappers(list(state))
+    return {raw: _joined(name, short) for raw, short in zip(state, plain, strict=True)}
 
 
 def _joined(name: str, raw: str) -> str:
@@ -324,23 +325,10 @@ def _require_same_model(model: nn.Module, saved: Mapping[str, Any], where: str, 
         raise InputError(what, where=where, expected=shapes[1], found=shapes[0], remedy=remedy)
 
 
-def _require_same_optimizer(optimizer: Optimizer, state: Any, where: str) -> None:
-    """Refuse an optimizer with other parameter groups."""
+def _group_sizes(state: Any) -> list[int]:
+    """Return the number of parameters in each group of a saved optimizer."""
     groups = state.get("param_groups") if isinstance(state, dict) else None
-    sizes = [len(group["params"]) for group in optimizer.param_groups]
-    saved = [len(group.get("params", ())) for group in groups] if isinstance(groups, list) else []
-    if sizes != saved:
-        raise _other_optimizer(where, f"parameter groups of {saved}", f"{sizes}")
-
-
-def _other_optimizer(where: str, expected: str, found: str) -> InputError:
-    return InputError(
-        "the optimizer is not the one that was saved",
-        where=where,
-        expected=expected,
-        found=found,
-        remedy="build the optimizer that was saved",
-    )
+    return [len(group.get("params", ())) for group in groups] if isinstance(groups, list) else []
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:

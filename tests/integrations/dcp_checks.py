@@ -110,7 +110,7 @@ def fail(folder):
         assert Archive.open(archive).steps == (1,), words
 
     how[0] = "after"
-    refused(r"rank 1: it cannot be evaluated \(RuntimeError: out of luck\)")
+    refused(r"rank 1: check: it cannot be evaluated \(RuntimeError: out of luck\)")
     assert ranks.same(before, training.whole())
     how[0] = "random"
     refused("random numbers", InshrinkWriter(archive, **options))
@@ -130,7 +130,7 @@ def fail(folder):
     how[0], began = "before", time.monotonic()
     training.step = 3
     state = training.state()
-    with pytest.raises(CheckpointException, match="rank 1: it cannot be evaluated") as caught:
+    with pytest.raises(CheckpointException, match="rank 1: check: it cannot be evaluated") as caught:
         ranks.save(state, writer, 3)
     assert isinstance(caught.value.failures[0][0], EvaluatorError)
     assert time.monotonic() - began < 60

@@ -60,7 +60,7 @@ def test_training_goes_on_while_the_bucket_cannot_be_reached(url, store):  # noq
             train(model, optimizer)
             saver.save(step)
         saver.flush()
-        assert saver.n_pending == 0
+        assert saver.failures == {}
         with pytest.raises(StorageError, match="not everything is uploaded yet"):
             saver.flush(remote=True)
         store.before = lambda verb, key: None

@@ -113,7 +113,6 @@ def test_buffers_settings_and_foreign_tensors_are_copied_before_save_returns(tmp
     mean = model.norm.running_mean.clone()
     with Saver(tmp_path / "a.inshrink", model, optimizer, **EXACT) as saver:
         saver.save(1, {"extra": extra}, wait=False)
-        assert saver.n_pending == 1
         extra += 1
         optimizer.param_groups[0]["lr"] = 7.0
         model(torch.randn(8, 6))  # moves the running mean
