@@ -166,14 +166,6 @@ def test_rows_have_the_promised_keys_and_out_of_reach_is_null(cli, small_run, tm
     assert rows[1]["mean_divergence"] <= 0.001 < rows[2]["mean_divergence"]
 
 
-def test_compare_tells_gain_where_asked(cli, archive, small_run):
-    words = ("compare", archive, "--against", small_run, "--steps", "10,25")
-    with_gain = cli(*words, "--gain", "--json").document["steps"]
-    assert with_gain[0]["restore_gain"] is None
-    assert 0 < with_gain[1]["restore_gain"] < 2
-    assert with_gain[1]["restore_noise"] > 0
-
-
 @pytest.fixture
 def based(cli, small_run, tmp_path):
     """An archive upon a base model that its hint does not lead to, and the base."""
