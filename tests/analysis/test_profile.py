@@ -35,10 +35,6 @@ def run(tmp_path):
     )
 
 
-def cache_files(directory):
-    return sorted((directory / ".inshrink" / "cache").iterdir())
-
-
 def test_a_profile_has_a_row_per_weight_and_a_column_per_step(run):
     table = sensitivity(run).by("tensor")
     assert table.rows == ("conv1.weight", "conv1.bias", "fc.weight")
@@ -84,12 +80,7 @@ def test_a_tensor_that_appears_vanishes_or_changes_shape_leaves_a_gap():
     run = memory_run({1: tensors_of(1), 2: later})
     magnitude = sensitivity(run).by("tensor")
     assert magnitude.rows == ("conv1.weight", "conv1.bias", "fc.weight", "head.weight")
-    assert np.isnan(magnitude.mean).tolist() == [
-        [False, False],
-        [False, True],
-        [False, False],
-        [True, False],
-    ]
+    assert np.argwhere(np.isnan(magnitude.mean)).tolist() == [[1, 1], [3, 0]]
     assert np.isnan(sensitivity(run, "update").by("tensor").mean[2]).all()
     assert magnitude.details[2].shape == (10, 50)
 

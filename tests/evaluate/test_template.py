@@ -144,7 +144,7 @@ def test_what_was_prepared_reaches_the_child_and_goes_with_it(tmp_path, monkeypa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_cannot_be_made_of_it_is_one_line(tmp_path):
+def test_what_cannot_be_made_of_it_is_one_line():
     with pytest.raises(EvaluatorError, match="the evaluator failed") as failure:
         Evaluator("auto", prepared=Prepared("", lambda folder: None)).evaluate({"weight": torch.ones(1)})
     assert "\n" not in str(failure.value)

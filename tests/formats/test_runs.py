@@ -160,10 +160,8 @@ def test_links_to_a_checkpoint_stand_once(tmp_path):
 def test_two_models_in_one_run_are_refused_by_name(tmp_path):
     _save(tmp_path / "a_1.pt", **{f"a{i}": torch.ones(2) for i in range(4)})
     _save(tmp_path / "b_2.pt", **{f"b{i}": torch.ones(2) for i in range(4)})
-    with pytest.raises(InputError, match="two different models") as caught:
+    with pytest.raises(InputError, match=r"two different models.*a_1\.pt.*b_2\.pt"):
         open_run(tmp_path)
-    assert "a_1.pt" in str(caught.value)
-    assert "b_2.pt" in str(caught.value)
     assert open_run(f"{tmp_path}/a_*.pt").steps == (1,)
 
 

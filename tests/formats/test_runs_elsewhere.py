@@ -33,6 +33,7 @@ from inshrink_core.execution import mirror
 from inshrink_core.formats.run import NoCheckpointError, open_run
 from inshrink_core.formats.torch.zip import _framed, _Record
 from tests.formats.run_builders import same_bits, save_huggingface, save_run
+from tests.processes import ran
 
 NUMBERS = itertools.count()
 
@@ -370,9 +371,7 @@ def test_the_mirror_of_another_process_is_not_read_as_if_it_were_empty(bucket):
     save_run(bucket.folder / "run")
     run = open_run(f"{bucket.url}/run")
     program = "import sys; from inshrink_core.formats import open_run; open_run(sys.argv[1])"
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program, str(run.path)], capture_output=True, text=True
-    )
+    done = ran(sys.executable, "-W", "ignore", "-c", program, run.path)
     assert "valid only in the process that made it" in done.stderr
 
 

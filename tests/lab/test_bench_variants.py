@@ -1,6 +1,5 @@
 """Codecs as they are named for a bench, what of them is swept and measured, and what stands in its table."""
 
-import subprocess
 import sys
 
 import pytest
@@ -10,6 +9,7 @@ from inshrink_core.codecs.variants import Variant, choose_variants
 from inshrink_core.errors import ConfigError, InputError
 from inshrink_lab.bench.benchmark import sweep
 from inshrink_lab.bench.report import Bound, Point, choose_row, parse_bounds
+from tests.processes import ran
 
 
 def test_every_codec_for_weights_is_measured_by_default():
@@ -193,9 +193,7 @@ with PeakMemory() as second:
     pass
 print(first.nbytes, second.nbytes)
 """
-    reported = subprocess.run(
-        [sys.executable, "-P", "-c", program], capture_output=True, check=True, text=True
-    )
+    reported = ran(sys.executable, "-P", "-c", program)
     first, second = map(int, reported.stdout.split())
     assert 31 << 20 < first < 40 << 20
     assert second < 4 << 20

@@ -171,7 +171,7 @@ def test_what_is_missing_of_a_chain_is_measured_in_the_same_chain(run, tmp_path,
     assert [now.step for now in rest.seen] == list(run.steps[1:])
 
 
-def test_another_configuration_or_another_start_is_another_trial(run, tmp_path, ask):
+def test_another_configuration_or_another_start_is_another_trial(run, ask):
     asked = ask()
     fine, coarse = asked.trials(1.0), asked.trials(6.0)
     assert all(item.weights_nbytes > other.weights_nbytes for item, other in zip(fine, coarse, strict=True))
