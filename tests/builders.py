@@ -1,4 +1,4 @@
-"""Small checkpoints and runs in memory, for tests of what stands above the formats."""
+"""Small checkpoints and runs in memory, for tests of what stands above the formats, and damage to files."""
 
 import torch
 
@@ -67,6 +67,13 @@ def memory_run(tensors_by_step, *, hyperparameters=None, directory=None):
         step: memory_checkpoint(step, tensors, hyperparameters) for step, tensors in tensors_by_step.items()
     }
     return MemoryRun(checkpoints, directory)
+
+
+def flip(path, at=None, bit=0):
+    """Flip a bit of a file: of the byte in its middle, unless another is named."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2 if at is None else at] ^= 1 << bit
+    path.write_bytes(content)
 
 
 def seeded(shape, seed, dtype=torch.float32):

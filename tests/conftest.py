@@ -73,9 +73,9 @@ def task(tmp_path_factory):
     """A small task to rehearse."""
     from tests.lab.test_rehearsal import TASK
 
-    path = tmp_path_factory.mktemp("task") / "line.py"
+    path = tmp_path_factory.mktemp("task") / "colours.py"
     path.write_text(TASK)
-    return f"{path}:Line"
+    return f"{path}:Colours"
 
 
 @pytest.fixture

@@ -2,10 +2,11 @@
 
 import os
 import re
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
+
+from tests.processes import ran
 
 ROOT = Path(__file__).parents[1]
 
@@ -33,14 +34,8 @@ def install(guide, folder, *files):
 def python(folder, *arguments, installed=True):
     """Run Python in a folder, with the package that lies there or without it."""
     paths = [str(folder)] * installed + [str(ROOT)]
-    return subprocess.run(
-        [sys.executable, *arguments],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    known = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    return ran(sys.executable, *arguments, env=known, cwd=folder)
 
 
 def keeps_its_suite(folder, suite):

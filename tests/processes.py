@@ -1,7 +1,13 @@
-"""Processes that a test has started, as /proc tells of them."""
+"""Processes that a test starts, and what /proc tells of them."""
 
+import subprocess
 import time
 from pathlib import Path
+
+
+def ran(*command, **options):
+    """Run a command to its end; return its exit code and what it has said."""
+    return subprocess.run(command, capture_output=True, text=True, check=False, **options)
 
 
 def until(condition, seconds=200):

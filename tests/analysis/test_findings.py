@@ -24,28 +24,25 @@ def test_the_fewest_rows_that_carry_four_fifths_are_named_the_largest_first():
     assert found.sentence() == "2 of 4 tensors carry at least 80 % of the sensitivity: d and b."
 
 
-def test_what_a_row_carries_is_its_mean_times_its_size():
-    assert told([[10.0], [1.0]], sizes=[1, 100]).few == (1,)
-
-
-def test_of_rows_that_carry_the_same_the_earlier_counts_first():
-    assert told([[1.0]] * 5).few == (0, 1, 2, 3)
-
-
-def test_rounding_asks_for_no_row_more_than_it_takes():
-    assert len(told([[0.1]] * 10).few) == 8
+@pytest.mark.parametrize(
+    ("means", "sizes", "few", "n_rows"),
+    [
+        ([10.0, 1.0], [1, 100], (1,), 2),  # a row carries its mean times its size
+        ([1.0] * 5, None, (0, 1, 2, 3), 5),  # of equals, the earlier counts first
+        ([0.1] * 10, None, tuple(range(8)), 10),  # rounding asks for no row more
+        ([math.nan, 1.0, 1.0], None, (1, 2), 2),
+        ([math.inf, 1.0, 1.0], None, (1, 2), 2),
+    ],
+)
+def test_rows_carry_what_is_finite_times_their_size(means, sizes, few, n_rows):
+    found = told([[mean] for mean in means], sizes=sizes)
+    assert (found.few, found.n_rows) == (few, n_rows)
 
 
 @pytest.mark.parametrize("nothing", [math.nan, 0.0])
 def test_a_run_without_sensitivities_has_nothing_to_say(nothing):
     found = told([[nothing, nothing], [nothing, nothing]])
     assert (found.few, found.stretch, found.sentence()) == ((), None, "")
-
-
-@pytest.mark.parametrize("wild", [math.nan, math.inf])
-def test_rows_that_are_not_finite_carry_nothing_and_are_not_counted(wild):
-    found = told([[wild], [1.0], [1.0]])
-    assert (found.few, found.n_rows) == ((1, 2), 2)
 
 
 def test_values_of_any_size_are_compared():
@@ -75,12 +72,9 @@ def test_a_row_that_comes_later_is_compared_with_its_own_first_value():
     assert (found.stretch.step, found.stretch.factor) == (400, pytest.approx(100.0))
 
 
-def test_a_row_that_is_gone_at_the_last_step_has_not_changed():
-    assert told([[1.0, 64.0, math.nan], [1.0, 1.0, 1.0]]).stretch is None
-
-
-def test_less_than_a_factor_of_two_is_no_change():
-    assert told([[1.0, 1.9], [1.0, 0.51]]).stretch is None
+@pytest.mark.parametrize("means", [[[1.0, 1.9], [1.0, 0.51]], [[1.0, 64.0, math.nan], [1.0, 1.0, 1.0]]])
+def test_less_than_a_factor_of_two_is_no_change_nor_is_a_row_that_is_gone(means):
+    assert told(means).stretch is None
 
 
 def test_all_rows_are_called_all():

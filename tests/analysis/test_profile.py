@@ -35,10 +35,6 @@ def run(tmp_path):
     )
 
 
-def cache_files(directory):
-    return sorted((directory / ".inshrink" / "cache").iterdir())
-
-
 def test_a_profile_has_a_row_per_weight_and_a_column_per_step(run):
     table = sensitivity(run).by("tensor")
     assert table.rows == ("conv1.weight", "conv1.bias", "fc.weight")
@@ -84,12 +80,7 @@ def test_a_tensor_that_appears_vanishes_or_changes_shape_leaves_a_gap():
     run = memory_run({1: tensors_of(1), 2: later})
     magnitude = sensitivity(run).by("tensor")
     assert magnitude.rows == ("conv1.weight", "conv1.bias", "fc.weight", "head.weight")
-    assert np.isnan(magnitude.mean).tolist() == [
-        [False, False],
-        [False, True],
-        [False, False],
-        [True, False],
-    ]
+    assert np.argwhere(np.isnan(magnitude.mean)).tolist() == [[1, 1], [3, 0]]
     assert np.isnan(sensitivity(run, "update").by("tensor").mean[2]).all()
     assert magnitude.details[2].shape == (10, 50)
 
@@ -171,7 +162,7 @@ def test_what_was_measured_before_an_interruption_is_kept(run):
 def test_bad_requests_are_refused(run):
     with pytest.raises(NotFoundError, match="no step 7"):
         sensitivity(run, steps=[1, 7])
-    with pytest.raises(InputError, match="no sensitivity metric"):
+    with pytest.raises(InputError, match=r"no sensitivity metric.*magnitude, taylor, fisher, update"):
         sensitivity(run, "hessian")
     with pytest.raises(InputError, match="no grouping"):
         sensitivity(run).by("column")
@@ -230,11 +221,6 @@ def test_fisher_recovers_the_mean_square_of_a_constant_gradient_at_any_step():
 def test_a_gradient_of_another_shape_is_refused():
     with pytest.raises(InputError, match="exp_avg is not of the weight's shape"):
         scores("taylor", WEIGHT, exp_avg=torch.zeros(3))
-
-
-def test_an_unknown_metric_is_refused_with_the_names_of_the_others():
-    with pytest.raises(InputError, match="magnitude, taylor, fisher, update"):
-        scores("hessian", WEIGHT)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.bool])

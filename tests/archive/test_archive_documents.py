@@ -231,16 +231,11 @@ MANIFEST = Manifest(
 )
 
 
-def test_manifest_survives():
-    assert Manifest.parse(MANIFEST.pack(), "here") == MANIFEST
-
-
-def test_manifest_whose_parent_has_a_higher_generation_survives():
+def test_manifest_survives_although_a_parent_has_a_higher_generation():
     child = frame(1, b"later" * 3 + b"x")
-    swapped = Manifest(
-        archive_id=ARCHIVE_ID, frames=(child, frame(2, None, child.parent_id)), next_generation=3
-    )
-    assert Manifest.parse(swapped.pack(), "here") == swapped
+    frames = (child, frame(2, None, child.parent_id))
+    for written in (MANIFEST, Manifest(archive_id=ARCHIVE_ID, frames=frames, next_generation=3)):
+        assert Manifest.parse(written.pack(), "here") == written
 
 
 def sealed(document, has_segments=False):
@@ -253,26 +248,6 @@ def document_of(manifest):
     packed = manifest.pack()
     raw_nbytes = struct.unpack_from("<I", packed, 16)[0]
     return msgpack.unpackb(decompress_document(packed[MANIFEST_HEADER_NBYTES:], raw_nbytes, "here"))
-
-
-@pytest.mark.parametrize(
-    ("column", "value"),
-    [(0, [None] * 3), (0, [b"short", None, None, None]), (1, [0, 0, None, None]), (1, [4, 0, None, None]),
-     (1, [-1, 0, None, None]), (1, ["x", 0, None, None]), (2, [-1, 0, 0, 0]), (2, [1 << 63, 0, 0, 0]),
-     (3, [2, 0, 0, 0]), (4, [1 << 32, 0, 0, 0]), (5, [2, 2, 5, 7]), (5, [3, 2, 5, 7]), (5, [0, 3, 5, 7]),
-     (5, [1, 3, 5, 7]), (6, [-1, 0, 0, 0]), (7, bytes(127)), (7, bytes(96)), (7, bytes(129)), (8, [4, 1]),
-     (8, [1, 9]), (9, 7), (9, 1 << 64), (9, None), (1, [b"", None, None, None]),
-     (1, [bytes(16), None, None, None])],
-    ids=str,
-)  # fmt: skip
-def test_misleading_manifest_is_damage(column, value):
-    document = document_of(MANIFEST)
-    assert Manifest.parse(sealed(document), "here") == MANIFEST
-    document[column] = value
-    if column == 9 and value == 1 << 64:
-        document[column] = (1 << 64) - 1
-    with pytest.raises(DamagedError, match="malformed"):
-        Manifest.parse(sealed(document), "here")
 
 
 SEGMENTED = MANIFEST.with_places(
@@ -298,19 +273,32 @@ def test_the_number_of_a_new_segment_is_used_up():
     assert MANIFEST.with_places(placed).next_generation == 10
 
 
+BAD_COLUMNS = [
+    (0, [None] * 3), (0, [b"short", None, None, None]), (1, [0, 0, None, None]), (1, [4, 0, None, None]),
+    (1, [-1, 0, None, None]), (1, ["x", 0, None, None]), (2, [-1, 0, 0, 0]), (2, [1 << 63, 0, 0, 0]),
+    (3, [2, 0, 0, 0]), (4, [1 << 32, 0, 0, 0]), (5, [2, 2, 5, 7]), (5, [3, 2, 5, 7]), (5, [0, 3, 5, 7]),
+    (5, [1, 3, 5, 7]), (6, [-1, 0, 0, 0]), (7, bytes(127)), (7, bytes(96)), (7, bytes(129)), (8, [4, 1]),
+    (8, [1, 9]), (9, 7), (9, (1 << 64) - 1), (9, None), (1, [b"", None, None, None]),
+    (1, [bytes(16), None, None, None]),
+]  # fmt: skip
+BAD_PLACES = [
+    (10, [0, 8, 8]), (10, [0, 8, 8, -1]), (10, [0, 8, 8, 9]), (10, [0, 8, 8, 6]), (10, None),
+    (10, [0, 8, 8, "8"]), (11, [0, 0, 0]), (11, [0, 0, 0, -1]), (11, [0, 0, 0, (1 << 22) - 2999]),
+    (11, [0, 0, 0, 1 << 63]), (11, b""), (6, [1000, 1000, 1000, (1 << 18) + 1]),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    ("column", "value"),
-    [(10, [0, 8, 8]), (10, [0, 8, 8, -1]), (10, [0, 8, 8, 9]), (10, [0, 8, 8, 6]), (10, None),
-     (10, [0, 8, 8, "8"]), (11, [0, 0, 0]), (11, [0, 0, 0, -1]), (11, [0, 0, 0, (1 << 22) - 2999]),
-     (11, [0, 0, 0, 1 << 63]), (11, b""), (6, [1000, 1000, 1000, (1 << 18) + 1])],
-    ids=str,
-)  # fmt: skip
-def test_a_manifest_that_places_frames_where_none_can_be_is_damage(column, value):
-    document = document_of(SEGMENTED)
-    assert Manifest.parse(sealed(document, True), "here") == SEGMENTED
+    ("manifest", "column", "value"),
+    [*((MANIFEST, *bad) for bad in BAD_COLUMNS), *((SEGMENTED, *bad) for bad in BAD_PLACES)],
+    ids=range(len(BAD_COLUMNS) + len(BAD_PLACES)),
+)
+def test_misleading_manifest_is_damage(manifest, column, value):
+    document, has_segments = document_of(manifest), manifest is SEGMENTED
+    assert Manifest.parse(sealed(document, has_segments), "here") == manifest
     document[column] = value
     with pytest.raises(DamagedError, match="malformed"):
-        Manifest.parse(sealed(document, True), "here")
+        Manifest.parse(sealed(document, has_segments), "here")
 
 
 @pytest.mark.parametrize("has_segments", [False, True])
@@ -329,10 +317,8 @@ def test_any_document_is_a_manifest_or_damage(value, has_segments):
 
 @pytest.mark.parametrize("value", [1, True, 1.0])
 def test_attributes_are_inherited_if_their_bytes_are_equal(value):
-    rows = [("weight", value, (2, 3))]
-    parent, alike = (
-        expected_index([ExpectedBlock("w", "x/1", row, 1, b"a")], [], {}, None)[1] for row in rows * 2
+    parent, alike, copied = (
+        expected_index([ExpectedBlock("w", "x/1", ("weight", each, (2, 3)), 1, b"a")], [], {}, None)[1]
+        for each in (value, value, 1)
     )
-    copied = expected_index([ExpectedBlock("w", "x/1", ("weight", 1, (2, 3)), 1, b"a")], [], {}, None)[1]
-    same = pack_index(alike, parent)
-    assert (pack_index(copied, parent) == same) is (type(value) is int)
+    assert (pack_index(copied, parent) == pack_index(alike, parent)) is (type(value) is int)

@@ -37,16 +37,8 @@ def test_what_was_written_is_read_back(path):
 
 @pytest.mark.single_part
 def test_small_blocks_with_the_same_bytes_are_stored_once(tmp_path):
-    counter, other = b"\0\0\0\1", b"\0\0\0\2"
-    blocks = {
-        "a.step": counter,
-        "a": b"x" * 100,
-        "b.step": counter,
-        "c.step": counter,
-        "d": other,
-        "e": b"",
-        "f": b"",
-    }
+    blocks = {"a": b"x" * 100, **dict.fromkeys(("a.step", "b.step", "c.step"), b"\0\0\0\1")}
+    blocks |= {"d": b"\0\0\0\2", "e": b"", "f": b""}
     with ArchiveWriter(tmp_path / "x", create=True) as writer:
         for step in range(3):
             append(writer, step, blocks=blocks)

@@ -2,7 +2,6 @@ import array
 import errno
 import os
 import shutil
-import subprocess
 import sys
 
 import pytest
@@ -19,7 +18,9 @@ from inshrink_core.errors import (
     StorageError,
 )
 from tests.archive.building import GOLDEN, append, blocks_of, read_all, refuse
+from tests.builders import flip
 from tests.formats.run_builders import content_of
+from tests.processes import ran
 
 MANIFEST = "inshrink-manifest"
 
@@ -149,11 +150,8 @@ def test_generation_that_stands_twice_is_live_once(path, tmp_path):
 
 @pytest.mark.single_part
 def test_padding_that_is_not_zero_is_reported_even_where_no_digest_is_known(path):
-    file = path / "frames" / "00000001-0.frame"
-    content = bytearray(file.read_bytes())
-    # the header ends at 88, and the large block begins at 128
-    content[100] = 1
-    file.write_bytes(content)
+    # The header ends at 88, and the large block begins at 128.
+    flip(path / "frames" / "00000001-0.frame", 100)
     assert any("SHA-256" in problem.what for problem in check_archive(path))
     (path / MANIFEST).unlink()
     assert any("padding before block 'head.weight'" in problem.what for problem in check_archive(path))
@@ -179,9 +177,7 @@ def test_second_writer_is_told_who_writes(path):
     with ArchiveWriter(path) as writer:
         with pytest.raises(LockedError, match=f"process {os.getpid()}"):
             ArchiveWriter(path)
-        other = subprocess.run(
-            [sys.executable, "-c", program, str(path)], capture_output=True, text=True, check=False
-        )
+        other = ran(sys.executable, "-c", program, path)
         assert "LockedError" in other.stderr
         assert f"process {os.getpid()}" in other.stderr
         append(writer, 300)

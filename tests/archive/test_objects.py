@@ -269,7 +269,7 @@ def test_of_writers_on_two_machines_the_second_to_commit_stops_and_leaves_nothin
     assert steps_of(url) == [0, 100, 200, 300, 600, 700]
 
 
-def test_a_frame_that_the_manifest_does_not_list_is_nobodys(url, store, tmp_path):
+def test_a_frame_that_the_manifest_does_not_list_is_nobodys(url, tmp_path):
     """It may be on its way. When it cannot be listed any more, the next writer deletes it."""
     build(url)
     path = build(tmp_path / "local", (0, 100, 200, 300))
@@ -401,9 +401,7 @@ def test_objects_of_any_size_keep_to_the_limits_of_pieces_and_memory(
     assert store.in_memory <= max(256 << 20, -(-nbytes // 9000))
 
 
-def test_a_writer_that_died_after_its_claim_goes_on_and_no_other_takes_it_for_a_frame(
-    url, store, in_pieces, monkeypatch, tmp_path
-):
+def test_a_writer_that_died_after_its_claim_goes_on_and_no_other_takes_it_for_a_frame(url, store, in_pieces):
     build(url)
     n_puts = []
 

@@ -14,6 +14,7 @@ from inshrink_core.archive.packed import (
 )
 from inshrink_core.errors import DamagedError, ExistsError, IncompatibleError, InputError, MissingFrameError
 from tests.archive.building import append, blocks_of, contents, read_all
+from tests.builders import flip
 
 MANIFEST = "inshrink-manifest"
 STEPS = (0, 100, 200)
@@ -77,8 +78,7 @@ def test_frame_that_the_manifest_does_not_list_is_packed_with_its_digest(path, t
 
 def test_archive_with_a_missing_or_damaged_frame_is_not_packed(path, tmp_path):
     file = path / ArchiveReader.open(path).frames[1].path
-    content = file.read_bytes()
-    file.write_bytes(content[:100] + bytes([content[100] ^ 1]) + content[101:])
+    flip(file, 100)
     with pytest.raises(DamagedError, match="step 100 is damaged"):
         pack_archive(ArchiveReader.open(path), tmp_path / "p")
     file.unlink()

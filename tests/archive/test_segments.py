@@ -12,6 +12,7 @@ from inshrink_core.archive.manifest import MANIFEST_NAME
 from inshrink_core.errors import DamagedError
 from inshrink_core.frame import FrameKind
 from tests.archive.building import ARCHIVE_ID, append, blocks_of, build, contents
+from tests.builders import flip
 
 STEPS = (0, 100, 200, 300)
 SEGMENT = segment_path(4)
@@ -144,10 +145,8 @@ def test_a_segment_cut_short_loses_its_last_frames_alone(path, n_lost):
 
 @pytest.mark.parametrize("at", [3, 100, -20])
 def test_without_a_manifest_the_frames_beside_a_damaged_one_are_found(path, at):
-    content = bytearray((path / SEGMENT).read_bytes())
     second = ArchiveReader.open(path).frames[1]
-    content[second.offset + (at if at >= 0 else second.nbytes + at)] ^= 1
-    (path / SEGMENT).write_bytes(content)
+    flip(path / SEGMENT, second.offset + (at if at >= 0 else second.nbytes + at))
     (path / MANIFEST_NAME).unlink()
     reader = ArchiveReader.open(path)
     found = [frame.step for frame in reader.frames]
@@ -177,9 +176,7 @@ def test_frames_are_removed_from_a_segment_for_good(path, removed, files):
 
 
 def test_removing_from_a_segment_with_a_damaged_frame_leaves_the_segment(path):
-    content = bytearray((path / SEGMENT).read_bytes())
-    content[200] ^= 1
-    (path / SEGMENT).write_bytes(content)
+    flip(path / SEGMENT, 200)
     with ArchiveWriter(path) as writer:
         remove_frames(writer, [writer.reader.frames[3].frame_id])
     assert names(path) == ["00000004.segment"]
@@ -214,9 +211,7 @@ def test_an_older_manifest_finds_its_frames_in_the_segment_they_were_put_into(tm
 
 
 def test_a_sound_copy_takes_the_place_of_a_damaged_frame(path, tmp_path):
-    content = bytearray((path / SEGMENT).read_bytes())
-    content[200] ^= 1
-    (path / SEGMENT).write_bytes(content)
+    flip(path / SEGMENT, 200)
     alone = build(tmp_path / "alone", STEPS)
     shutil.copy(alone / "frames" / "00000001-0.frame", path / "frames")
     assert is_whole(path)

@@ -2,6 +2,7 @@
 
 import gc
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -97,18 +98,15 @@ def test_tensors_may_change_shape_vanish_and_appear_mid_run(codec, tmp_path):
 
 
 def test_a_cancelled_append_leaves_the_archive_and_the_writer_usable(run_path, tmp_path):
-    class Cancelled(Exception):  # noqa: N818
-        pass
-
     def cancel(_):
-        raise Cancelled
+        raise ZeroDivisionError
 
     run = inshrink_core.open(run_path)
     config = ChainConfig(config=get_codec("inshrinkerator")())
     with ArchiveWriter(tmp_path / "a.inshrink", create=True) as writer:
         chain = ChainWriter(writer, config)
         chain.append(run[5])
-        with pytest.raises(Cancelled):
+        with pytest.raises(ZeroDivisionError):
             chain.append(run[10], done=cancel)
         assert Archive(writer.reader).steps == (5,)
         chain.append(run[10])
@@ -216,24 +214,18 @@ def test_a_reader_goes_on_where_small_files_were_put_together(tmp_path, monkeypa
 
 
 def test_readers_that_open_while_prunes_run_find_every_step_that_stays(archive_path):
-    errors: list[BaseException] = []
     done = threading.Event()
 
     def read():
         while not done.is_set():
-            try:
-                archive = Archive.open(archive_path)
-                _ = archive.checkpoint(archive.last)["0.weight"]
-            except BaseException as error:
-                errors.append(error)
-                return
+            archive = Archive.open(archive_path)
+            assert archive.checkpoint(archive.last)["0.weight"].numel()
 
-    readers = [threading.Thread(target=read) for _ in range(3)]
-    for reader in readers:
-        reader.start()
-    for keep in (3, 2, 1):
-        inshrink_core.verbs.prune(archive_path, keep_last=keep, apply=True)
-    done.set()
-    for reader in readers:
-        reader.join()
-    assert errors == []
+    with ThreadPoolExecutor(3) as pool:
+        readers = [pool.submit(read) for _ in range(3)]
+        try:
+            for keep in (3, 2, 1):
+                inshrink_core.verbs.prune(archive_path, keep_last=keep, apply=True)
+        finally:
+            done.set()
+    assert [reader.result() for reader in readers] == [None] * 3

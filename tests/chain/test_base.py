@@ -14,6 +14,7 @@ from inshrink_core.chain import Archive, ChainWriter, open_base
 from inshrink_core.chain.defaults import make_chain_config
 from inshrink_core.errors import BaseModelError, ConfigError, DamagedError, InputError
 from inshrink_core.frame import FrameKind
+from tests.builders import flip
 from tests.runs import load, model, train, write_run
 
 pytestmark = pytest.mark.usefixtures("evaluators_here")
@@ -141,10 +142,7 @@ def test_base_that_changed_is_refused_whether_given_or_found(tuned):
 
 def test_damaged_base_is_an_error_of_the_base(tuned):
     archive = tuned.compressed()
-    content = bytearray(tuned.base.read_bytes())
-    at = content.find(tuned.state["4.weight"].numpy().tobytes())
-    content[at + 40] ^= 1
-    tuned.base.write_bytes(content)
+    flip(tuned.base, tuned.base.read_bytes().index(tuned.state["4.weight"].numpy().tobytes()) + 40)
     with pytest.raises(BaseModelError, match="does not match its CRC-32"):
         _ = Archive.open(archive)[1]["4.weight"]
 

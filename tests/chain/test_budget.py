@@ -200,14 +200,11 @@ def test_a_partial_restore_and_inspect_tell_what_is_older(path, capsys):
         training.move(0.0, 0.0, 0.0, 0.3)
         saver.save(3, budget=int(1.5 * a_layer(saver)))
         assert saver.restore(partial=["0.weight"]) == 3
-        assert saver.older == {"0.weight": 2, "1.weight": 2, "2.weight": 2}
+        older = dict.fromkeys(("0.weight", "1.weight", "2.weight"), 2)
+        assert saver.older == older
     main(["inspect", str(path), "--json"])
     frames = json.loads(capsys.readouterr().out)["frames"]
-    assert [frame.get("older") for frame in frames] == [
-        None,
-        None,
-        {"0.weight": 2, "1.weight": 2, "2.weight": 2},
-    ]
+    assert [frame.get("older") for frame in frames] == [None, None, older]
     main(["inspect", str(path)])
     assert "3 since step 2" in capsys.readouterr().out
     # What is left of an archive says it, too, and restores the same.

@@ -1,6 +1,7 @@
 """Tensors in cells, as ranks of a sharded training write them: everything that reads sees whole tensors."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from inshrink_core.codec import make_codec
 from inshrink_core.errors import ConflictError, DamagedError, MissingFrameError
 from inshrink_core.frame import BlockEntry
 from inshrink_core.verbs import export, inspect, prune, restore, verify
+from tests.builders import flip
 
 ROWS, COLUMNS, STEPS = 40, 8, (1, 2, 3)
 
@@ -59,44 +61,38 @@ def shards_of(step, rank, world):
 
 
 def write(path, world, steps=STEPS, codec="lossless"):
-    """Write an archive as so many ranks do, each a thread that has one part."""
+    """Write an archive as so many ranks do."""
     if not path.exists():
         ArchiveWriter(path, create=True).close()
-    order = {spec.key: place for place, spec in enumerate(specs())}
     for step in steps:
-        meeting, given = threading.Barrier(world, timeout=20), [None] * world
-        shards = [shards_of(step, rank, world) for rank in range(world)]
-        rows = sorted((order[spec.full_spec.key], box_of(spec).offsets) for shard in shards for spec in shard)
-        places = {row: place for place, row in enumerate(rows)}
-        failures = []
-
-        def rank_writes(rank, step=step, shards=shards, meeting=meeting, given=given, places=places):
-            def gathered(value):
-                given[rank] = value
-                meeting.wait()
-                return list(given)
-
-            tensors = {spec.key: tensor for spec, tensor in shards[rank].items()}
-            checkpoint = Checkpoint(step=step, specs=tuple(shards[rank]), source=TensorsInMemory(tensors))
-            at = {one.key: places[order[one.full_spec.key], box_of(one).offsets] for one in shards[rank]}
-            config = ChainConfig(config=make_codec(codec, None), threads=1, optimizer="exact")
-            with PartWriter(path, rank, world, bytes([step])) as writer:
-                ChainWriter(writer, config, split=Shards(at, gathered)).append(checkpoint)
-
-        def guarded(rank, act=rank_writes, failures=failures):
-            try:
-                act(rank)
-            except BaseException as error:
-                failures.append(error)
-
-        threads = [threading.Thread(target=guarded, args=(rank,)) for rank in range(world)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert not failures
+        write_step(path, world, step, codec)
         commit_parts(path)
     return path
+
+
+def write_step(path, world, step, codec):
+    """Write a step, each rank a thread that has one part."""
+    order = {spec.key: place for place, spec in enumerate(specs())}
+    meeting, given = threading.Barrier(world, timeout=20), [None] * world
+    shards = [shards_of(step, rank, world) for rank in range(world)]
+    rows = sorted((order[spec.full_spec.key], box_of(spec).offsets) for shard in shards for spec in shard)
+    places = {row: place for place, row in enumerate(rows)}
+
+    def rank_writes(rank):
+        def gathered(value):
+            given[rank] = value
+            meeting.wait()
+            return list(given)
+
+        tensors = {spec.key: tensor for spec, tensor in shards[rank].items()}
+        checkpoint = Checkpoint(step=step, specs=tuple(shards[rank]), source=TensorsInMemory(tensors))
+        at = {one.key: places[order[one.full_spec.key], box_of(one).offsets] for one in shards[rank]}
+        config = ChainConfig(config=make_codec(codec, None), threads=1, optimizer="exact")
+        with PartWriter(path, rank, world, bytes([step])) as writer:
+            ChainWriter(writer, config, split=Shards(at, gathered)).append(checkpoint)
+
+    with ThreadPoolExecutor(world) as ranks:
+        list(ranks.map(rank_writes, range(world)))
 
 
 def same(path, steps=STEPS):
@@ -157,12 +153,7 @@ def test_a_delta_is_taken_of_each_cell_that_both_numbers_of_ranks_have(tmp_path)
     ]
     assert nbytes[0].keys() == nbytes[1].keys()
     shared = [key for key in nbytes[0] if nbytes[0][key] < nbytes[1][key]]
-    assert shared == [
-        "fc.weight[0:8,0:8]",
-        "fc.weight[8:16,0:8]",
-        "fc.weight[24:32,0:8]",
-        "fc.weight[32:40,0:8]",
-    ]
+    assert shared == [f"fc.weight[{row}:{row + 8},0:8]" for row in (0, 8, 24, 32)]
 
 
 @pytest.mark.parametrize("codec", ["lattice", "inshrinkerator"])
@@ -237,9 +228,7 @@ def test_a_part_that_is_lost_or_damaged_is_named_and_the_rest_is_read(tmp_path, 
     if act == "lost":
         part.unlink()
     else:
-        content = bytearray(part.read_bytes())
-        content[100] ^= 1
-        part.write_bytes(content)
+        flip(part, 100)
     problems = " ".join(f"{one.where} {one.what}" for one in verify(path, deep=True).problems)
     assert ("part 2/2" if act == "lost" else part.name) in problems
     archive = Archive.open(path)

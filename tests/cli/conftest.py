@@ -22,8 +22,9 @@ class Outcome(NamedTuple):
         return json.loads(self.out)
 
 
-def one_line(outcome):
-    """Return the message, after checking that it is all there is."""
+def one_line(outcome, code=2):
+    """Return the message of a refusal, after checking that it is all there is."""
+    assert outcome.code == code
     assert outcome.err.startswith("inshrink: ")
     assert outcome.err.count("\n") == 1
     assert "Traceback" not in outcome.err

@@ -1,10 +1,10 @@
 """How little is loaded before anything is done: help and refusals come at once."""
 
 import json
-import subprocess
 import sys
 
 from inshrink_core.cli.application import known_verbs
+from tests.processes import ran
 
 ENGINE = {
     "archive",
@@ -28,9 +28,7 @@ def loaded(*lines):
         "codes = [main(words) for words in json.loads(sys.argv[1])]; "
         "sys.stdout.flush(); print(json.dumps([codes, list(sys.modules)]), file=sys.stderr)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program, json.dumps(lines)], capture_output=True, text=True, check=True
-    )
+    done = ran(sys.executable, "-c", program, json.dumps(lines))
     codes, modules = json.loads(done.stderr.splitlines()[-1])
     return codes, set(modules)
 

@@ -3,7 +3,6 @@
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from inshrink_core.execution.process import (
 )
 from inshrink_core.samples import sample
 from tests.hostile import BEFORE_US, executed, lay_traps
+from tests.processes import ran
 
 INSHRINK = str(Path(sys.executable).with_name("inshrink"))
 MODULE = (sys.executable, "-m", "inshrink_core.cli")
@@ -35,15 +35,7 @@ def downloaded(tmp_path):
 
 def stand_in(folder, *command, **environment):
     """Run a command as somebody does who has changed into a folder."""
-    return subprocess.run(
-        command,
-        cwd=folder,
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
+    return ran(*command, cwd=folder, env=os.environ | environment, timeout=280)
 
 
 COMPRESS = (INSHRINK, "compress", ".", "-o", "{tmp_path}/a.inshrink")

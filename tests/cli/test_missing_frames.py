@@ -198,7 +198,7 @@ def test_inspect_and_verify_show_what_is_there_without_a_manifest(unlisted, run_
     assert found.n_frames == 5
 
 
-def test_the_frames_that_are_there_are_taken_for_all_when_the_user_says_so(unlisted, run_path, cli):
+def test_the_frames_that_are_there_are_taken_for_all_when_the_user_says_so(unlisted, cli):
     (unlisted / "frames" / "00000005-15.frame").unlink()
     plan = cli("prune", str(unlisted), "--forget-missing")
     assert (plan.code, "manifest  " in plan.out) == (0, True)

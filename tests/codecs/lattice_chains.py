@@ -1,7 +1,8 @@
 """Frames and chains of one tensor, under the lattice codec or another."""
 
+from inshrink_core.chain import ChainConfig, ChainState, FramePlan, look_ahead
 from inshrink_core.checkpoint import TensorRole
-from inshrink_core.codec import FrameContext, TensorInput
+from inshrink_core.codec import FrameContext, TensorInput, make_codec
 from inshrink_core.codecs.lattice.codec import LatticeCodec
 from tests.strategies import normal, spec_of
 
@@ -48,6 +49,20 @@ def chain(tensors, config=None, rate=1e-3, second_moment=None):
         blocks.append(block)
         plans.append(plan)
     return blocks, reference, plans
+
+
+def encode_run(run, *, ahead=True, **settings):
+    """Encode a run as a chain does; return the plan and the results by key of every frame."""
+    config = ChainConfig(config=make_codec("lattice", settings), optimizer="drop")
+    memory = look_ahead(config, run.steps, run.__getitem__) if ahead else None
+    references, frames = {}, []
+    for step in run.steps:
+        state = ChainState(references=references, memory=memory)
+        plan = FramePlan(config, run[step], state, run[step].specs)
+        results = {result.spec.key: result for result in plan.encode(run[step].specs)}
+        memory, references = plan.memory, {key: result.reference for key, result in results.items()}
+        frames.append((plan, results))
+    return frames
 
 
 def moving(n_frames, shape=(100, 120), pace=1e-3):

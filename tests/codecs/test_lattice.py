@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from inshrink_core.checkpoint import TensorRole, TensorSpec
-from inshrink_core.codec import BaseReference, FrameContext, TensorInput
+from inshrink_core.codec import BaseReference, FrameContext
 from inshrink_core.codecs.exact import encode_exact
 from inshrink_core.codecs.lattice.block import LatticeReference
 from inshrink_core.codecs.lattice.codec import LatticeCodec
@@ -190,49 +190,37 @@ def test_what_is_seen_of_a_sample_is_what_is_seen_of_the_whole(dtype):
 
 
 def test_the_distance_that_a_state_tells_is_that_to_what_it_decodes_to():
-    codec, shape = LatticeCodec(), (1100, 1000)
-    tensor = torch.randn(shape, generator=torch.Generator().manual_seed(1))
-    spec = TensorSpec(name="w", role=TensorRole.WEIGHT, dtype="float32", shape=shape)
-    item = TensorInput(spec=spec, tensor=tensor)
-    plan = codec.plan([spec], [codec.observe(item, None)])
-    reference = codec.encode(item, plan, None).reference
+    tensor = normal((1100, 1000), 1, scale=1.0)
+    (_, reference), plan = frame(tensor)
     away = (tensor - reference.decoded()).double()
     error, norm = reference.distance(tensor)
     assert error == pytest.approx(float(away.square().sum()), rel=1e-9)
     assert norm == pytest.approx(float(tensor.double().square().sum()), rel=1e-9)
     assert reference.distance(tensor.half()) is None
-    far = TensorInput(spec=spec, tensor=tensor.index_fill(1, torch.tensor([3]), 1e30))
-    assert codec.encode(far, plan, None).reference.distance(far.tensor) is None
+    far = item_of(spec_of(tensor, "layer.weight"), tensor.index_fill(1, torch.tensor([3]), 1e30))
+    assert CODEC.encode(far, plan, None).reference.distance(far.tensor) is None
 
 
 def test_block_upon_a_base_is_refused_without_it_and_reaches_the_points_of_one_that_stands_alone():
-    codec = LatticeCodec()
-    base = torch.randn(64, 64, generator=torch.Generator().manual_seed(1))
-    tensor = base + 1e-3 * torch.randn(64, 64, generator=torch.Generator().manual_seed(2))
+    base = normal((64, 64), 1, scale=1.0)
+    tensor = base + normal((64, 64), 2, scale=1e-3)
     base[0, 0], base[0, 1] = torch.nan, 1e30
-    spec = TensorSpec(name="w", role=TensorRole.WEIGHT, dtype="float32", shape=(64, 64))
-    item = TensorInput(spec=spec, tensor=tensor)
-    plan = codec.plan([spec], [codec.observe(item, None)])
-    block, reference = codec.encode(item, plan, BaseReference(base.clone))
-    alone = codec.encode(item, plan, None)
+    spec = spec_of(tensor, "layer.weight")
+    block, reference = frame(tensor, None, BaseReference(base.clone))[0]
+    alone = frame(tensor)[0]
     assert block.codec == alone.block.codec == "lattice/1"
     assert len(block.payload) < 0.5 * len(alone.block.payload)
     assert torch.equal(reference.decoded(), alone.reference.decoded())
     with pytest.raises(DamagedError, match="needs a base model"):
-        codec.decode(spec, block, None)
-    rekeyed = codec.rekey(spec, reference)
+        CODEC.decode(spec, block, None)
+    rekeyed = CODEC.rekey(spec, reference)
     assert rekeyed.codec == "lattice/1"
-    assert torch.equal(codec.decode(spec, rekeyed, None).decoded(), reference.decoded())
+    assert torch.equal(CODEC.decode(spec, rekeyed, None).decoded(), reference.decoded())
 
 
 def test_base_of_no_use_is_left_alone():
-    codec = LatticeCodec()
-    tensor = torch.randn(64, 64, generator=torch.Generator().manual_seed(3))
-    other = 40 * torch.randn(64, 64, generator=torch.Generator().manual_seed(4))
-    spec = TensorSpec(name="w", role=TensorRole.WEIGHT, dtype="float32", shape=(64, 64))
-    item = TensorInput(spec=spec, tensor=tensor)
-    plan = codec.plan([spec], [codec.observe(item, None)])
-    assert codec.encode(item, plan, BaseReference(other.clone)).block == codec.encode(item, plan, None).block
+    tensor, other = normal((64, 64), 3, scale=1.0), normal((64, 64), 4, scale=40.0)
+    assert frame(tensor, None, BaseReference(other.clone))[0].block == frame(tensor)[0].block
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

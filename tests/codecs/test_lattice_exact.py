@@ -3,14 +3,13 @@
 import pytest
 import torch
 
-from inshrink_core.codec import FrameContext, TensorInput
+from inshrink_core.codec import FrameContext
 from inshrink_core.codecs.lattice.codec import LatticeCodec
 from inshrink_core.errors import ConfigError, DamagedError
 from inshrink_core.frame import Block
 from inshrink_core.testing.codecs import CodecSuite
+from tests.codecs.lattice_chains import CODEC, frame, moving
 from tests.strategies import bits, normal, spec_of
-
-CODEC = LatticeCodec()
 
 
 class TestExact(CodecSuite):
@@ -19,21 +18,17 @@ class TestExact(CodecSuite):
 
 
 def encode(tensor, reference, memory, exact):
-    spec, config = spec_of(tensor, "layer.weight"), LatticeCodec(exact=exact)
-    item = TensorInput(spec=spec, tensor=tensor)
     context = FrameContext(learning_rates={"layer.weight": 1e-3}, memory=memory)
-    plan = config.plan([spec], [config.observe(item, reference)], context)
-    return *config.encode(item, plan, reference), CODEC.remember(plan)
+    encoded, plan = frame(tensor, LatticeCodec(exact=exact), reference, context=context)
+    return *encoded, CODEC.remember(plan)
 
 
-def chain(exact_at, dtype=torch.float32, n_frames=5):
+def chain(exact_at):
     """Encode frames of a tensor that moves; those in `exact_at` exactly."""
-    weights, reference, memory, frames = normal((64, 80), 0), None, None, []
-    for t in range(n_frames):
-        tensor = weights.to(dtype)
+    reference, memory, frames = None, None, []
+    for t, tensor in enumerate(moving(5, (64, 80))):
         block, reference, memory = encode(tensor, reference, memory, t in exact_at)
         frames.append((tensor, block, reference))
-        weights = weights + normal((64, 80), 10 + t, scale=1e-3)
     return frames
 
 

@@ -6,13 +6,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from inshrink_core.chain import ChainConfig, ChainState, FramePlan, look_ahead
+from inshrink_core.chain import ChainConfig, look_ahead
 from inshrink_core.codec import FrameContext, make_codec
 from inshrink_core.codecs.lattice.codec import LatticeCodec
 from inshrink_core.codecs.lattice.step_size import Memory
 from inshrink_core.errors import DamagedError
 from tests.builders import memory_run
-from tests.codecs.lattice_chains import frame, moving
+from tests.codecs.lattice_chains import encode_run, frame, moving
 
 PACE = 1e-3
 
@@ -33,24 +33,19 @@ def walk(n_steps, tensors=("a.weight", "b.weight"), pace=PACE, **roles):
     return memory_run(steps, hyperparameters={name: {"lr": 1e-3} for name in tensors})
 
 
-def initial_memory(run, chain=None):
-    return look_ahead(chain or chain_of(), run.steps, run.__getitem__)
+def initial_memory(run):
+    return look_ahead(chain_of(), run.steps, run.__getitem__)
 
 
 def widths(run, **settings):
     """Encode a run as a chain; return the step size of every tensor at every step, and the memories."""
-    chain = chain_of(**settings)
-    memory = initial_memory(run, chain)
-    references, found, memories = {}, [], []
-    for step in run.steps:
-        state = ChainState(references=references, memory=memory)
-        plan = FramePlan(chain, run[step], state, run[step].specs)
-        memory = plan.memory
-        references = {result.spec.key: result.reference for result in plan.encode(run[step].specs)}
+    found, memories = [], []
+    for plan, results in encode_run(run, **settings):
+        states = {key: result.reference for key, result in results.items()}
         found.append(
-            {key: state.step_size.width for key, state in references.items() if hasattr(state, "step_size")}
+            {key: state.step_size.width for key, state in states.items() if hasattr(state, "step_size")}
         )
-        memories.append(memory)
+        memories.append(plan.memory)
     return found, memories
 
 

@@ -11,6 +11,7 @@ from inshrink_core.chain.report import predicted_cost
 from inshrink_core.codecs.lattice.codec import LatticeCodec
 from inshrink_core.codecs.lattice.plan import COST_OF_ERROR, COST_OF_SHAPED
 from tests.builders import memory_run
+from tests.codecs.lattice_chains import encode_run
 from tests.codecs.test_lattice_look_ahead import chain_of
 from tests.runs import write_run
 
@@ -42,15 +43,10 @@ def training(n_steps, pace, shrinks_at=None):
 
 def frames_of(run, **settings):
     """Encode a run as a chain; return what each frame says, and the relative squared error of its weights."""
-    chain = chain_of(**settings)
-    memory, references, found = look_ahead(chain, run.steps, run.__getitem__), {}, []
-    for step in run.steps:
-        plan = FramePlan(chain, run[step], ChainState(references=references, memory=memory), run[step].specs)
-        results = list(plan.encode(run[step].specs))
-        memory, references = plan.memory, {result.spec.key: result.reference for result in results}
-        error = sum(result.squared_error for result in results) / sum(
-            result.squared_norm for result in results
-        )
+    found = []
+    for plan, results in encode_run(run, **settings):
+        rows = results.values()
+        error = sum(row.squared_error for row in rows) / sum(row.squared_norm for row in rows)
         found.append((plan.quality, error))
     return found
 

@@ -6,12 +6,11 @@ import pytest
 import torch
 
 import inshrink_core
-from inshrink_core.chain import Archive
 from inshrink_core.codec import BaseReference, FrameContext, TensorInput
 from inshrink_core.codecs.lattice.codec import LatticeCodec
 from inshrink_core.testing.codecs import CodecSuite, state_bits
 from tests.codecs.lattice_chains import frame, item_of, moving
-from tests.runs import write_run
+from tests.runs import payloads_of, write_run
 from tests.strategies import bits, normal, spec_of
 
 ON, OFF = (LatticeCodec(shaping=shaping, coarseness=2.0) for shaping in ("auto", "off"))
@@ -139,15 +138,9 @@ def test_no_restored_bit_depends_on_a_base():
     assert bits(based.reference.decoded()) == bits(alone.reference.decoded())
 
 
-def blocks_of(path):
-    archive = Archive.open(path)
-    readers = [archive.frame(info) for info in archive.frames]
-    return [{e.key: bytes(reader.read(e)) for e in reader.entries} for reader in readers]
-
-
 def compressed(run, path, **settings):
     inshrink_core.compress(run, path, look_ahead=False, coarseness=2.0, threads=1, **settings)
-    return blocks_of(path)
+    return payloads_of(path)
 
 
 @pytest.mark.parametrize("optimizer", ["compressed", "exact", "drop"])

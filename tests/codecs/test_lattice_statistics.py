@@ -3,14 +3,13 @@
 import pytest
 import torch
 
-from inshrink_core.chain import ChainConfig, ChainState, FramePlan, look_ahead
 from inshrink_core.checkpoint import TensorRole, TensorSpec
-from inshrink_core.codec import FrameContext, make_codec
+from inshrink_core.codec import FrameContext
 from inshrink_core.codecs.lattice.block import is_statistic
 from inshrink_core.codecs.lattice.codec import LatticeCodec
 from inshrink_core.testing.codecs import state_bits
 from tests.builders import memory_run
-from tests.codecs.lattice_chains import CODEC, chain, frame, moving
+from tests.codecs.lattice_chains import CODEC, chain, encode_run, frame, moving
 from tests.strategies import bits, normal, spec_of
 
 VARIANCE, MEAN, COUNT = "bn.running_var", "bn.running_mean", "bn.num_batches_tracked"
@@ -29,18 +28,9 @@ def run_of(n_steps=5, still=(), least=0.01):
     return memory_run(steps)
 
 
-def encoded(run, ahead=True, **settings):
+def encoded(run, **options):
     """Return the results of every frame by key."""
-    chain = ChainConfig(config=make_codec("lattice", settings), optimizer="drop")
-    memory = look_ahead(chain, run.steps, run.__getitem__) if ahead else None
-    references, frames = {}, []
-    for step in run.steps:
-        state = ChainState(references=references, memory=memory)
-        plan = FramePlan(chain, run[step], state, run[step].specs)
-        memory = plan.memory
-        frames.append({result.spec.key: result for result in plan.encode(run[step].specs)})
-        references = {key: result.reference for key, result in frames[-1].items()}
-    return frames
+    return [results for _, results in encode_run(run, **options)]
 
 
 def bitstreams(frames, key):

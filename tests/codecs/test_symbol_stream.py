@@ -9,10 +9,17 @@ from hypothesis import given, settings
 
 from inshrink_core.coding import symbols as symbol_stream
 from inshrink_core.coding.raw import packed_bytes
-from inshrink_core.coding.symbols import decode_symbols, encode_symbols
+from inshrink_core.coding.symbols import (
+    NO_EXPECTATION,
+    RUN_EXTRA_BITS,
+    RUN_STARTS,
+    decode_symbols,
+    encode_symbols,
+    expected_symbols,
+)
 from inshrink_core.errors import DamagedError
 from inshrink_core.ops import Backend, force_backend
-from inshrink_core.ops.cpu.symbols import MAX_CHUNK
+from inshrink_core.ops.cpu.symbols import MAX_CHUNK, MAX_CODE_BITS
 from tests.strategies import symbol_pairs
 
 
@@ -152,3 +159,18 @@ def test_both_back_ends_refuse_the_same_streams():
                 except DamagedError as error:
                     outcomes.append(str(error))
         assert outcomes[0] == outcomes[1]
+
+
+def test_an_event_never_needs_more_bits_than_a_window_holds():
+    assert max(31, MAX_CODE_BITS) + MAX_CODE_BITS + int(RUN_EXTRA_BITS.max()) <= 64
+    assert RUN_STARTS[-1] == MAX_CHUNK
+
+
+def test_a_group_expects_what_prevails_in_it():
+    counts = np.zeros((256, 256), np.int64)
+    counts[0, 0], counts[0, 1] = 90, 10  # rests
+    counts[1, 2], counts[1, 1] = 80, 20  # the bins were renumbered
+    counts[2, 0:4] = 25  # no symbol prevails
+    counts[3, 5] = 3  # too few to tell
+    expected = expected_symbols(counts, np.arange(256))
+    assert expected[:5].tolist() == [0, 2, NO_EXPECTATION, 3, 4]

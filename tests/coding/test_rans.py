@@ -199,10 +199,8 @@ def payloads():
 
 def test_every_truncated_or_extended_payload_is_refused():
     for payload, symbols, contexts, n_symbols, n_contexts in payloads():
-        for damaged in [payload[:length] for length in range(len(payload))] + [
-            payload + b"\0",
-            payload + b"\0\0",
-        ]:
+        cut = [payload[:length] for length in range(len(payload))]
+        for damaged in (*cut, payload + b"\0", payload + b"\0\0"):
             with pytest.raises(DamagedError):
                 decode_rans(damaged, symbols.numel(), n_symbols, contexts, n_contexts)
 

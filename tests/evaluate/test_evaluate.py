@@ -6,7 +6,6 @@ import sys
 import textwrap
 import threading
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,6 +15,7 @@ import torch
 
 from inshrink_core.errors import EvaluatorError, InputError, UntrustedCodeError
 from inshrink_core.evaluate import Comparison, Evaluator, EvaluatorRequest, compared_steps
+from inshrink_core.formats.logs.log import RunSettings
 from inshrink_core.metrics import Direction
 from inshrink_core.samples import sample
 from tests.builders import memory_run
@@ -27,22 +27,6 @@ STATE = {"w": torch.tensor([[3.0, 4.0]])}
 def source_of(body):
     """Return an evaluator's source from the body of its function."""
     return "import torch\n\ndef evaluate(state):\n" + textwrap.indent(textwrap.dedent(body), "    ")
-
-
-@pytest.fixture
-def own_evaluator(tmp_path):
-    """Return a function that makes an evaluator with a child of its own from a function's body."""
-    made = []
-
-    def make(body):
-        path = tmp_path / "evaluator.py"
-        path.write_text(source_of(body))
-        made.append(Evaluator(f"{path}:evaluate"))
-        return made[-1]
-
-    yield make
-    for item in made:
-        item.close()
 
 
 @pytest.fixture(scope="module")
@@ -324,15 +308,15 @@ def test_ctrl_c_ends_the_child_too(tmp_path):
     assert not is_alive(int((tmp_path / "pid").read_text()))
 
 
-def test_nothing_is_left_behind(own_evaluator, tmp_path, monkeypatch):
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
-    (tmp_path / "temporary").mkdir()
-    threads = threading.active_count()
-    judge = own_evaluator("return {'loss': 1}")
-    judge.evaluate(STATE)
-    assert len(list((tmp_path / "temporary").iterdir())) == 1
-    judge.close()
-    assert list((tmp_path / "temporary").iterdir()) == []
+def test_nothing_is_left_behind(tmp_path, monkeypatch):
+    (tmp_path / "evaluator.py").write_text(source_of("return {'loss': 1}"))
+    temporary, threads = tmp_path / "temporary", threading.active_count()
+    temporary.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    with Evaluator(f"{tmp_path}/evaluator.py:evaluate") as judge:
+        judge.evaluate(STATE)
+        assert len(list(temporary.iterdir())) == 1
+    assert list(temporary.iterdir()) == []
     assert threading.active_count() == threads
 
 
@@ -344,24 +328,12 @@ def test_an_evaluator_that_nobody_closed_takes_its_child_with_it(tmp_path, monke
     assert [path.name for path in tmp_path.iterdir()] == ["evaluator.py"]
 
 
-@dataclass
-class Settings:
-    file: str | None = None
-    function: str | None = None
-    metric: str | None = None
-    direction: str | None = None
-
-
-SAMPLE_SETTINGS = Settings("evaluator.py", "evaluate", "accuracy", "higher")
+SAMPLE_SETTINGS = RunSettings(file="evaluator.py", function="evaluate", metric="accuracy", direction="higher")
 
 
 def resolve_evaluator(settings, directory, **asked):
-    run = (
-        None
-        if settings is None
-        else SimpleNamespace(settings=settings, directory=Path(directory), is_elsewhere=False)
-    )
-    return EvaluatorRequest(**asked).resolve(run)
+    run = SimpleNamespace(settings=settings, directory=directory, is_elsewhere=False)
+    return EvaluatorRequest(**asked).resolve(run if settings else None)
 
 
 @pytest.fixture
@@ -377,15 +349,15 @@ def own_run(tmp_path):
 def test_a_runs_own_code_is_refused_until_the_user_trusts_it(own_run):
     directory, mark = own_run
     with pytest.raises(UntrustedCodeError, match="--trust-run"):
-        resolve_evaluator(Settings("evaluator.py"), directory)
+        resolve_evaluator(RunSettings(file="evaluator.py"), directory)
     assert not mark.exists()
-    with resolve_evaluator(Settings("evaluator.py"), directory, trust_run=True) as judge:
+    with resolve_evaluator(RunSettings(file="evaluator.py"), directory, trust_run=True) as judge:
         assert judge.evaluate(STATE).value == 1.0
     assert mark.exists()
 
 
 def test_no_evaluator_at_all_says_how_to_give_one(tmp_path):
-    for settings, directory in ((None, None), (Settings(), tmp_path)):
+    for settings, directory in ((None, None), (RunSettings(), tmp_path)):
         with pytest.raises(InputError, match=r"--evaluator FILE\.py:FUNCTION"):
             resolve_evaluator(settings, directory, trust_run=True)
 
@@ -395,12 +367,12 @@ def test_a_run_cannot_name_an_evaluator_outside_of_itself(own_run):
     (directory / "run").mkdir()
     for name in ("../evaluator.py", str(directory / "evaluator.py")):
         with pytest.raises(InputError, match="outside of the run"):
-            resolve_evaluator(Settings(name), directory / "run", trust_run=True)
+            resolve_evaluator(RunSettings(file=name), directory / "run", trust_run=True)
 
 
 def test_the_runs_direction_is_not_applied_to_another_metric(own_run):
     directory, _ = own_run
-    settings = Settings("evaluator.py", metric="score", direction="higher")
+    settings = RunSettings(file="evaluator.py", metric="score", direction="higher")
     assert resolve_evaluator(settings, directory, trust_run=True).direction == "higher"
     other = resolve_evaluator(settings, directory, trust_run=True, metric="loss")
     assert (other.metric, other.direction) == ("loss", None)

@@ -45,17 +45,27 @@ def _short(value):
     return b"\x8c" + bytes([len(value)]) + value.encode()
 
 
-_TENSOR = (
-    b"ctorch._utils\n_rebuild_tensor_v2\nq\x01(("
-    + _text("storage")
-    + b"ctorch\nFloatStorage\n"
-    + _text("0")
-    + _text("cpu")
-    + b"K\x04tQK\x00K\x04\x85K\x01\x85\x89}tq\x02Rq\x03"
-)
-"""Leaves a tensor on the stack: 1 is the function, 2 its arguments, 3 the tensor."""
+def _named(n, value):
+    """Leave a dictionary of `n` names on the stack that have one value."""
+    return b"}(" + b"".join(_short(f"{i:x}") + value for i in range(n)) + b"u"
 
-_HEAD = b"\x80\x02" + _TENSOR + b"0"
+
+def _states(n):
+    """Leave the states of `n` parameters on the stack that share one tensor."""
+    each = b"}" + _short("exp_avg") + b"h\x03s"
+    return b"}(" + b"".join(b"J" + struct.pack("<i", i) + each for i in range(n)) + b"u"
+
+
+def _rebuilt(extents):
+    """Leave what rebuilds a tensor on the stack: a function and its arguments, 1 and 2 in the memo."""
+    storage = _text("storage") + b"ctorch\nFloatStorage\n" + _text("0") + _text("cpu")
+    return (
+        b"ctorch._utils\n_rebuild_tensor_v2\nq\x01((" + storage + b"K\x04tQK\x00" + extents + b"\x89}tq\x02"
+    )
+
+
+_HEAD = b"\x80\x02" + _rebuilt(b"K\x04\x85K\x01\x85") + b"Rq\x030"
+"""Makes a tensor, which is 3 in the memo."""
 
 
 def _doubled(levels, wide):
@@ -72,6 +82,10 @@ def _state(inner):
 
 _OBJECT = b"cmine\nModule\nq\x050h\x05)\x81}(" + _text("_modules") + b"}"
 """A module without tensors, whose class is 5 in the memo; its state goes on and ends with ``ub``."""
+
+
+_LEAF = _HEAD + _OBJECT + _text("_parameters") + b"}" + _text("w") + b"h\x03subq\x06"
+"""A module of one tensor, which is 6."""
 
 
 def _module(inner):
@@ -117,7 +131,7 @@ CASES: dict[str, Callable[[], bytes]] = {
         _doubled(7, SIZE // 16).replace(b"\x80\x02", b"\x80\x02", 1) + b"0" + _state(b"h\x04")
     ),
     "dictionaries that share one": lambda: _many(
-        _HEAD + b"}(" + b"".join(_short(f"k{i}") + b"h\x03" for i in range(40_000)) + b"uq\x040}(",
+        _HEAD + _named(40_000, b"h\x03") + b"q\x040}(",
         lambda i: _short(f"{i:x}") + b"h\x04",
         b"u.",
     ),
@@ -125,9 +139,7 @@ CASES: dict[str, Callable[[], bytes]] = {
         _HEAD
         + b"}("
         + _text("state")
-        + b"}("
-        + b"".join(b"J" + struct.pack("<i", i) + b"}" + _short("exp_avg") + b"h\x03s" for i in range(20_000))
-        + b"u"
+        + _states(20_000)
         + _text("param_groups")
         + b"]uq\x040}"
         + _text("optimizer")
@@ -143,14 +155,12 @@ CASES: dict[str, Callable[[], bytes]] = {
     ),
     "long prefixes": lambda: (
         _HEAD
-        + b"}("
-        + b"".join(_short(f"{i:x}") + b"h\x03" for i in range(40_000))
-        + b"uq\x040"
+        + _named(40_000, b"h\x03")
+        + b"q\x040"
         + _state(b"}(" + _text("p" * 400_000) + b"h\x04" + _text("q" * 100_000) + b"h\x04u")
     ),
     "a mapping copied": lambda: _many(
-        b"\x80\x02}(" + b"".join(_short(f"{i:x}") + b"N" for i in range(40_000)) + b"uq\x040"
-        b"ccollections\ndefaultdict\nq\x050(",
+        b"\x80\x02" + _named(40_000, b"N") + b"q\x040ccollections\ndefaultdict\nq\x050(",
         lambda _: b"h\x05Nh\x04\x86R",
         b"l.",
     ),
@@ -167,45 +177,27 @@ CASES: dict[str, Callable[[], bytes]] = {
         b"l.",
     ),
     "tensors of many extents": lambda: _many(
-        b"\x80\x02("
-        + b"K\x01" * 64
-        + b"tq\x070"
-        + b"ctorch._utils\n_rebuild_tensor_v2\nq\x01(("
-        + _text("storage")
-        + b"ctorch\nFloatStorage\n"
-        + _text("0")
-        + _text("cpu")
-        + b"K\x04tQK\x00h\x07h\x07\x89}tq\x020}"
-        + _text("model")
-        + b"}(",
+        b"\x80\x02(" + b"K\x01" * 64 + b"tq\x070" + _rebuilt(b"h\x07h\x07") + b"0}" + _text("model") + b"}(",
         lambda i: _short(f"{i:x}") + b"h\x01h\x02R",
         b"us.",
     ),
     "modules that hold one module twice": lambda: _many(
-        _HEAD + _OBJECT + _text("_parameters") + b"}" + _text("w") + b"h\x03sub" + b"q\x06",
+        _LEAF,
         lambda i: _module(_short("a") + b"h\x06" + _short("b") + b"h\x06"),
         b".",
     ),
     "modules within each other": lambda: _many(
-        _HEAD + _OBJECT + _text("_parameters") + b"}" + _text("w") + b"h\x03sub" + b"q\x06",
+        _LEAF,
         lambda i: _module(_short("a" * 200) + b"h\x06"),
         b".",
     ),
     "a module of many tensors in many": lambda: _many(
-        _HEAD
-        + _OBJECT
-        + _text("_parameters")
-        + b"}("
-        + b"".join(_short(f"{i:x}") + b"h\x03" for i in range(40_000))
-        + b"uub"
-        + b"q\x06q\x07",
+        _HEAD + _OBJECT + _text("_parameters") + _named(40_000, b"h\x03") + b"ubq\x06q\x07",
         lambda i: _module(_short("a") + b"h\x07"),
         b".",
     ),
     "one state of many objects": lambda: _many(
-        b"\x80\x02cmine\nC\nq\x050}("
-        + b"".join(_short(f"{i:x}") + b"N" for i in range(40_000))
-        + b"uq\x060N",
+        b"\x80\x02cmine\nC\nq\x050" + _named(40_000, b"N") + b"q\x060N",
         lambda _: b"0h\x05)\x81h\x06b",
         b".",
     ),
@@ -236,9 +228,8 @@ CASES: dict[str, Callable[[], bytes]] = {
         + _text("param_groups")
         + b"]"
         + _text("state")
-        + b"}("
-        + b"".join(b"J" + struct.pack("<i", i) + b"}" + _short("exp_avg") + b"h\x03s" for i in range(25_000))
-        + b"uu"
+        + _states(25_000)
+        + b"u"
         + _text("model")
         + b"}(",
         lambda i: _short(f"{i:x}") + b"h\x01h\x02R",

@@ -264,8 +264,9 @@ def test_bytes_in_memory_are_saved_and_loaded_where_they_were_read_to(path):
 
 def test_training_that_goes_back_leaves_later_steps_on_their_branch(path):
     save(path, 1, 2, 3)
-    with pytest.raises(CheckpointException, match="resumed_from"):
+    with pytest.raises(CheckpointException, match="resumed_from") as raised:
         save(path, 2)
+    assert isinstance(raised.value.failures[0][0], StepConflictError)
     save(path, 2, 3, 4, resumed_from=1)
     archive = Archive.open(path)
     assert [(frame.step, frame.branch) for frame in archive.reader.frames] == [
@@ -339,13 +340,6 @@ def test_a_writer_that_is_pickled_is_one_in_a_process(path):
 def test_a_saved_state_that_is_damaged_is_said_to_be(content):
     with pytest.raises(inshrink_core.errors.DamagedError, match="saved state"):
         unpack_state(content, "a")
-
-
-def test_steps_that_do_not_follow_are_a_conflict(path):
-    writer = save(path, 5)
-    with pytest.raises(CheckpointException) as raised:
-        dcp.save(trained(5), storage_writer=writer, checkpoint_id="step-5", no_dist=True)
-    assert isinstance(next(iter(raised.value.failures.values()))[0], StepConflictError)
 
 
 def test_verbs_inside_a_training_wait_for_no_other_rank(path, tmp_path, monkeypatch):

@@ -23,6 +23,7 @@ from inshrink_core.errors import (
 from inshrink_core.formats import open_run, write_checkpoint
 from inshrink_core.formats.checkpoints import DistributedReader
 from inshrink_core.testing.readers import ReaderSuite
+from tests.builders import flip
 from tests.formats.run_builders import content_of, small_model, train
 from tests.formats.shards import edited, rewrite, save_shards, stored
 
@@ -171,7 +172,7 @@ def test_the_state_of_a_whole_application_is_found(tmp_path):
     assert {"1.weight", "1.weight@exp_avg"} <= set(open_run(tmp_path)[3])
 
 
-def test_a_save_that_was_never_finished_is_passed_over(sharded, tmp_path):
+def test_a_save_that_was_never_finished_is_passed_over(tmp_path):
     save(tmp_path / "step-1", {"model": {"w": torch.ones(3)}})
     save(tmp_path / "step-2", {"model": {"w": torch.ones(3)}})
     (tmp_path / "step-2" / ".metadata").rename(tmp_path / "step-2" / ".metadata.tmp")
@@ -273,9 +274,7 @@ def test_a_shard_that_rotted_is_refused_with_the_tensor_it_is_of(tmp_path):
     [spec] = open_run(folder)[1].specs
     file = folder / "__1_0.distcp"
     at = file.read_bytes().index(GLOBAL[7:].numpy().tobytes())
-    data = bytearray(file.read_bytes())
-    data[at + 5] ^= 1
-    file.write_bytes(data)
+    flip(file, at + 5)
     with pytest.raises(ChecksumError, match=r"which holds .?rows"):
         open_run(folder)[1].source.read(spec)
     damaged = open_run(folder, allow_damaged=True)[1]

@@ -2,7 +2,6 @@
 
 import json
 import pickle
-import subprocess
 import sys
 
 import pytest
@@ -11,6 +10,7 @@ from inshrink_core.errors import DamagedError, InshrinkError, UnsafePickleError
 from inshrink_core.formats.state_tree import read_state_tree
 from inshrink_core.formats.torch.pickles import _REPLACED, _plain_for, read_pickle
 from tests.formats.hostile_pickles import CASES
+from tests.processes import ran
 
 MAX_SECONDS = 1.0
 MAX_MEGABYTES = 100
@@ -19,13 +19,8 @@ MAX_SIGNS = 10_000
 
 @pytest.fixture(scope="module")
 def measured():
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.formats.hostile_pickles"],
-        capture_output=True,
-        text=True,
-        timeout=250,
-        check=True,
-    )
+    done = ran(sys.executable, "-m", "tests.formats.hostile_pickles", timeout=250)
+    assert done.returncode == 0, done.stderr
     return {row[0]: row for row in map(json.loads, done.stdout.splitlines())}
 
 

@@ -15,7 +15,6 @@ from safetensors.torch import save_file
 from inshrink_core.archive.manifest import MANIFEST_NAME
 from inshrink_core.errors import ConfigError, DamagedError, InputError, NotFoundError
 from inshrink_core.formats import NoCheckpointError, open_run
-from inshrink_core.formats.discovery import ARCHIVE_MARK
 from inshrink_core.formats.disk import holding_files
 from inshrink_core.formats.names import step_by_pattern
 from inshrink_core.formats.source import peek_sample
@@ -71,6 +70,9 @@ def test_of_a_large_tensor_little_more_than_the_sample_is_read(tmp_path, tensor,
     taken = peek_sample(run[1].source, spec)
     assert run.bytes_read == before + nbytes
     assert same_bits(taken, sample(tensor.reshape(-1)))
+    os.truncate(tmp_path / "step_1.pt", 1 << 14)
+    with pytest.raises(DamagedError):
+        run[1].source.sample(spec)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
@@ -95,15 +97,6 @@ def test_files_that_are_held_stay_open_until_the_end(tmp_path):
             run[20]["w"]
         assert n_open() == 15
     assert n_open() == 0
-
-
-def test_a_sample_of_a_file_that_was_cut_off_is_refused(tmp_path):
-    _save(tmp_path / "step_1.pt", 1, w=torch.arange(3_000_017.0))
-    run = open_run(tmp_path)
-    spec = run[1].specs[0]
-    os.truncate(tmp_path / "step_1.pt", 1 << 20)
-    with pytest.raises(DamagedError):
-        run[1].source.sample(spec)
 
 
 def test_a_step_pattern_is_a_name_with_its_number_left_out(tmp_path):
@@ -167,10 +160,8 @@ def test_links_to_a_checkpoint_stand_once(tmp_path):
 def test_two_models_in_one_run_are_refused_by_name(tmp_path):
     _save(tmp_path / "a_1.pt", **{f"a{i}": torch.ones(2) for i in range(4)})
     _save(tmp_path / "b_2.pt", **{f"b{i}": torch.ones(2) for i in range(4)})
-    with pytest.raises(InputError, match="two different models") as caught:
+    with pytest.raises(InputError, match=r"two different models.*a_1\.pt.*b_2\.pt"):
         open_run(tmp_path)
-    assert "a_1.pt" in str(caught.value)
-    assert "b_2.pt" in str(caught.value)
     assert open_run(f"{tmp_path}/a_*.pt").steps == (1,)
 
 
@@ -236,21 +227,17 @@ def test_settings_are_read_strictly(tmp_path):
 
 
 def test_a_missing_shard_and_a_lying_index_are_damage(tmp_path):
-    save_huggingface(tmp_path / "hf", (100,), sharded=True)
-    folder = tmp_path / "hf" / "checkpoint-100"
-    index = json.loads((folder / "model.safetensors.index.json").read_text())
-    (folder / "model-00002-of-00002.safetensors").rename(tmp_path / "away")
+    folder = save_huggingface(tmp_path / "hf", (100,), sharded=True) / "checkpoint-100"
+    shard, index = folder / "model-00002-of-00002.safetensors", folder / "model.safetensors.index.json"
+    listed = json.loads(index.read_text())["weight_map"]
+    shard.rename(tmp_path / "away")
     with pytest.raises(DamagedError, match="missing"):
         open_run(folder)
-    (tmp_path / "away").rename(folder / "model-00002-of-00002.safetensors")
-    index["weight_map"]["ghost"] = "model-00001-of-00002.safetensors"
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(DamagedError, match="ghost"):
-        open_run(folder)
-    index["weight_map"] = {"w": "../away"}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(DamagedError, match="outside"):
-        open_run(folder)
+    (tmp_path / "away").rename(shard)
+    for lie, said in ((listed | {"ghost": shard.name}, "ghost"), ({"w": "../away"}, "outside")):
+        index.write_text(json.dumps({"weight_map": lie}))
+        with pytest.raises(DamagedError, match=said):
+            open_run(folder)
 
 
 def test_directories_with_files_of_any_name_are_checkpoints(tmp_path):
@@ -312,9 +299,11 @@ def test_restored_copies_below_the_run_are_no_steps(run):
     ]
 
 
-@pytest.mark.parametrize("folder", ["a/b/c/d/e", "epoch=4-val", "lightning_logs/version_0/checkpoints"])
-def test_no_depth_hides_a_checkpoint(run, folder):
-    save(run / folder / "epoch_4.pth", 4)
+@pytest.mark.parametrize("folder", ["a/b/c/d/e", "epoch=4-val", "lightning_logs/version_0/checkpoints", ""])
+@pytest.mark.parametrize("suffix", [".pth.tar", ".PTH", ".pkl", "", ".model"])
+def test_neither_depth_nor_suffix_hides_a_torch_file(run, folder, suffix):
+    save(run / folder / f"epoch_4{suffix}", 4)
+    (run / "up").symlink_to(run)  # which ends
     assert open_run(run).steps == (1, 2, 3, 4)
 
 
@@ -322,20 +311,8 @@ def test_archives_and_hidden_folders_are_not_searched(run):
     save(run / "x.inshrink" / "epoch_4.pth", 4)
     save(run / ".cache" / "epoch_5.pth", 5)
     save(run / "archive" / "epoch_6.pth", 6)
-    (run / "archive" / ARCHIVE_MARK).write_bytes(b"")
+    (run / "archive" / MANIFEST_NAME).write_bytes(b"")
     assert open_run(run).steps == (1, 2, 3)
-
-
-def test_the_mark_of_an_archive_is_its_manifest():
-    assert ARCHIVE_MARK == MANIFEST_NAME
-
-
-@pytest.mark.parametrize(
-    "name", ["epoch_4.pth.tar", "epoch_4.PTH", "epoch_4.pkl", "epoch_4", "epoch_4.model"]
-)
-def test_a_torch_file_is_a_step_under_any_suffix(run, name):
-    save(run / name, 4)
-    assert open_run(run).steps == (1, 2, 3, 4)
 
 
 def test_the_search_has_a_budget_and_says_where_it_ended(run, monkeypatch):
@@ -346,12 +323,6 @@ def test_the_search_has_a_budget_and_says_where_it_ended(run, monkeypatch):
     found = open_run(run)
     assert [Path(row.path).name for row in found.unreadable] == ["data"]
     assert fates(run)["data"] == "left out"
-
-
-def test_a_link_above_itself_ends(run):
-    (run / "inner").mkdir()
-    (run / "inner" / "up").symlink_to(run)
-    assert open_run(run).steps == (1, 2, 3)
 
 
 def test_files_that_are_being_written_are_pending(run):

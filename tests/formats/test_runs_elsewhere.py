@@ -2,6 +2,7 @@
 
 import errno
 import hashlib
+import io
 import itertools
 import shutil
 import signal
@@ -32,6 +33,7 @@ from inshrink_core.execution import mirror
 from inshrink_core.formats.run import NoCheckpointError, open_run
 from inshrink_core.formats.torch.zip import _framed, _Record
 from tests.formats.run_builders import same_bits, save_huggingface, save_run
+from tests.processes import ran
 
 NUMBERS = itertools.count()
 
@@ -172,7 +174,9 @@ def test_patterns_and_single_files_are_addresses_too(bucket):
         open_run(f"{bucket.url}/run", within=[bucket.folder])
 
 
-def test_compress_gives_the_bytes_that_a_folder_gives_and_keeps_two_checkpoints_here(bucket, tmp_path):
+def test_compress_gives_the_bytes_that_a_folder_gives_and_keeps_two_checkpoints_here(
+    bucket, tmp_path, monkeypatch
+):
     save_large(bucket.folder / "run", 5)
     most = []
 
@@ -180,11 +184,8 @@ def test_compress_gives_the_bytes_that_a_folder_gives_and_keeps_two_checkpoints_
         held = mirror._MIRRORS.get((f"{bucket.url}/run", ""))
         most.append(0 if held is None else sum(one.nbytes_here for one in list(held._contents.values())))
 
-    Bucket.rule = staticmethod(watch)
-    try:
-        there = verbs.compress(f"{bucket.url}/run", tmp_path / "there", codec="lossless")
-    finally:
-        Bucket.rule = staticmethod(lambda kind, path: None)
+    monkeypatch.setattr(Bucket, "rule", staticmethod(watch))
+    there = verbs.compress(f"{bucket.url}/run", tmp_path / "there", codec="lossless")
     here = verbs.compress(bucket.folder / "run", tmp_path / "here", codec="lossless")
     assert there.size.nbytes == here.size.nbytes
     assert there.appended == here.appended
@@ -313,7 +314,7 @@ def test_no_message_has_what_may_be_a_password(bucket, monkeypatch):
         assert "hushhush" not in str(raised.value)
 
 
-def test_watch_waits_for_objects_and_archives_each(bucket, tmp_path):
+def test_watch_waits_for_objects_and_archives_each(bucket, tmp_path, monkeypatch):
     source = save_run(tmp_path / "source")
     arrivals = sorted(source.iterdir())
 
@@ -322,13 +323,8 @@ def test_watch_waits_for_objects_and_archives_each(bucket, tmp_path):
             (bucket.folder / "run").mkdir(exist_ok=True)
             shutil.move(arrivals.pop(0), bucket.folder / "run")
 
-    Bucket.rule = staticmethod(arrive)
-    try:
-        report = verbs.compress(
-            f"{bucket.url}/run", tmp_path / "a.inshrink", interval=0.02, until=30, watch=True
-        )
-    finally:
-        Bucket.rule = staticmethod(lambda kind, path: None)
+    monkeypatch.setattr(Bucket, "rule", staticmethod(arrive))
+    report = verbs.compress(f"{bucket.url}/run", tmp_path / "a.inshrink", interval=0.02, until=30, watch=True)
     assert report.appended == (10, 20, 30)
     with pytest.raises(InputError, match="released from file systems only"):
         verbs.compress(f"{bucket.url}/run", tmp_path / "a.inshrink", release=True, watch=True)
@@ -336,13 +332,13 @@ def test_watch_waits_for_objects_and_archives_each(bucket, tmp_path):
 
 def test_names_that_no_file_can_have_are_refused(bucket, monkeypatch):
     save_run(bucket.folder / "run")
+    found = Bucket.objects
     for name in ("../out", "a/../../out", "/out", "a//b", "x" * 300, "ckpt_10.pt/inside"):
-        extra = mirror.Listed(name, 5, "tag", 0)
-        found = Bucket.objects
-        monkeypatch.setattr(Bucket, "objects", lambda self, path="", found=found, e=extra: [*found(self), e])
+        more = [mirror.Listed(name, 5, "tag", 0)]
+        monkeypatch.setattr(Bucket, "objects", lambda self, path="", more=more: found(self) + more)
         with pytest.raises(UnsafePathError):
             open_run(f"{bucket.url}/run")
-        monkeypatch.setattr(Bucket, "objects", found)
+    monkeypatch.setattr(Bucket, "objects", found)
     assert open_run(f"{bucket.url}/run").steps == (10, 20, 30)
     assert not list(bucket.folder.parent.rglob("out"))
 
@@ -375,9 +371,7 @@ def test_the_mirror_of_another_process_is_not_read_as_if_it_were_empty(bucket):
     save_run(bucket.folder / "run")
     run = open_run(f"{bucket.url}/run")
     program = "import sys; from inshrink_core.formats import open_run; open_run(sys.argv[1])"
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program, str(run.path)], capture_output=True, text=True
-    )
+    done = ran(sys.executable, "-W", "ignore", "-c", program, run.path)
     assert "valid only in the process that made it" in done.stderr
 
 
@@ -415,11 +409,9 @@ def test_a_zip_that_another_program_wrote_is_read_as_before(bucket, piecemeal):
     """Its records are asked for: nothing foretells them."""
     tensors = save_torch(bucket.folder)
     path = bucket.folder / "step_1.pt"
-    with zipfile.ZipFile(path) as one:
-        content = {info.filename: one.read(info) for info in one.infolist()}
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as other:
-        for name, data in content.items():
-            other.writestr(name, data)
+    with zipfile.ZipFile(io.BytesIO(path.read_bytes())) as one, zipfile.ZipFile(path, "w") as other:
+        for name in one.namelist():
+            other.writestr(name, one.read(name))
     run = open_run(bucket.url)
     assert run.requests > 12
     assert all(torch.equal(run[1][name], tensor) for name, tensor in tensors.items())

@@ -4,12 +4,13 @@ import errno
 import json
 import os
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from inshrink_core.checkpoint import Checkpoint, FileLayout, TensorRole, TensorSpec
+from inshrink_core.checkpoint import Checkpoint, FileLayout, TensorRole
 from inshrink_core.errors import (
     DamagedError,
     ExistsError,
@@ -20,23 +21,14 @@ from inshrink_core.errors import (
 )
 from inshrink_core.formats import open_run, write_checkpoint
 from inshrink_core.formats.disk import check_names
+from tests.builders import memory_checkpoint
 from tests.formats.run_builders import same_bits, save_huggingface, save_run
 
 
-class MemorySource:
-    def __init__(self, tensors, files=None):
-        self.tensors, self.files = tensors, files or {}
-
-    def read(self, spec):
-        return self.tensors[spec.key]
-
-    def skeleton(self, layout):
-        return self.files[layout.path]
-
-
-def _opaque(name, content=b"abc"):
-    layout = FileLayout(path=name, nbytes=len(content), kind="opaque")
-    return Checkpoint(step=1, specs=(), source=MemorySource({}, {name: content}), files=(layout,))
+def _opaque(*names):
+    files = tuple(FileLayout(path=name, nbytes=3, kind="opaque") for name in names)
+    source = SimpleNamespace(skeleton=lambda layout: b"abc")
+    return Checkpoint(step=1, specs=(), source=source, files=files)
 
 
 @pytest.fixture
@@ -115,10 +107,8 @@ def test_duplicate_names_are_refused():
     for names in (["a", "a"], ["A.bin", "a.bin"], ["a", "a/b"]):
         with pytest.raises(UnsafePathError):
             check_names(names)
-    layout = FileLayout(path="a", nbytes=1, kind="opaque")
-    twice = Checkpoint(step=1, specs=(), source=MemorySource({}, {"a": b"x"}), files=(layout, layout))
     with pytest.raises(UnsafePathError):
-        write_checkpoint(twice, "/nowhere")
+        write_checkpoint(_opaque("a", "a"), "/nowhere")
 
 
 def test_links_inside_the_target_are_refused(tmp_path):
@@ -189,10 +179,7 @@ def test_layouts_that_cannot_be_are_told(tmp_path, checkpoint):
         write_checkpoint(checkpoint, tmp_path / "out", layout="onnx")
     with pytest.raises(InputError, match="layout"):
         write_checkpoint(replace(checkpoint, files=()), tmp_path / "out")
-    spec = TensorSpec(name="z", role=TensorRole.WEIGHT, dtype="complex128", shape=(1,))
-    odd = Checkpoint(
-        step=1, specs=(spec,), source=MemorySource({"z": torch.zeros(1, dtype=torch.complex128)})
-    )
+    odd = memory_checkpoint(1, {"z": torch.zeros(1, dtype=torch.complex128)})
     with pytest.raises(InputError, match="complex128"):
         write_checkpoint(odd, tmp_path / "out", layout="safetensors")
     assert not (tmp_path / "out").exists()

@@ -1,24 +1,19 @@
 """Codecs as they are named for a bench, what of them is swept and measured, and what stands in its table."""
 
-import subprocess
 import sys
 
 import pytest
 
-from inshrink_core.codec import codec_names
+from inshrink_core.codec import codec_names, get_codec
 from inshrink_core.codecs.variants import Variant, choose_variants
 from inshrink_core.errors import ConfigError, InputError
 from inshrink_lab.bench.benchmark import sweep
 from inshrink_lab.bench.report import Bound, Point, choose_row, parse_bounds
+from tests.processes import ran
 
 
 def test_every_codec_for_weights_is_measured_by_default():
     assert {item.codec for item in choose_variants(None)} == set(codec_names()) - {"moments"}
-
-
-def test_a_codec_without_a_known_tunable_is_measured_once():
-    assert Variant("lossless").tunable is None
-    assert len(Variant("lossless").configs()) == 1
 
 
 def test_the_middle_lies_between_or_is_one_of_two_neighbours():
@@ -31,20 +26,21 @@ def test_the_middle_lies_between_or_is_one_of_two_neighbours():
 def test_settings_that_are_held_are_in_every_config_and_in_the_label():
     variant = Variant.parse("excp:coder=rans,bits=3")
     assert variant.label == "excp:coder=rans,bits=3"
-    assert {(config.coder, config.bits, config.keyframe) for config in variant.configs()} == {
-        ("rans", 3, "quantized")
-    }
+    held = {(config.coder, config.bits, config.keyframe) for config in variant.configs()}
+    assert held == {("rans", 3, "quantized")}
     assert len({config.alpha for config in variant.configs()}) == len(variant.tunable.values)
-
-
-def test_a_held_setting_prevails_over_what_a_sweep_needs():
     assert Variant.parse("excp:keyframe=exact").configs()[0].keyframe == "exact"
 
 
-def test_a_held_tunable_leaves_nothing_to_sweep():
-    variant = Variant.parse("inshrinkerator:bins=12")
-    assert variant.tunable is None
-    assert [config.bins for config in variant.configs()] == [12]
+@pytest.mark.parametrize(
+    ("text", "config"),
+    [("lossless", get_codec("lossless")()), ("inshrinkerator:bins=12", get_codec("inshrinkerator")(bins=12))],
+)
+def test_without_a_tunable_or_where_it_is_held_there_is_nothing_to_sweep(text, config):
+    variant, model = Variant.parse(text), Model()
+    assert (variant.tunable, variant.configs()) == (None, (config,))
+    assert len(sweep(variant, bounds(0.1), model, refine=3)) == 1
+    assert model.asked == [None]
 
 
 def test_lists_are_split_at_codecs_not_at_settings():
@@ -130,12 +126,6 @@ def test_a_continuous_tunable_is_refined_between_grid_values():
     assert [p.tunable for p in points] == sorted(p.tunable for p in points)
 
 
-def test_nothing_to_sweep_is_one_measurement():
-    model = Model()
-    assert len(sweep(Variant("lossless"), bounds(0.1), model, refine=3)) == 1
-    assert model.asked == [None]
-
-
 def point(ratio, drop, divergence=None):
     return Point(
         codec="c",
@@ -203,9 +193,7 @@ with PeakMemory() as second:
     pass
 print(first.nbytes, second.nbytes)
 """
-    reported = subprocess.run(
-        [sys.executable, "-P", "-c", program], capture_output=True, check=True, text=True
-    )
+    reported = ran(sys.executable, "-P", "-c", program)
     first, second = map(int, reported.stdout.split())
     assert 31 << 20 < first < 40 << 20
     assert second < 4 << 20

@@ -17,55 +17,7 @@ from inshrink_core.verbs.compress import compress
 from inshrink_lab import failing as training
 from inshrink_lab.failing import task_evaluator
 from inshrink_lab.tasks.task import find_task
-
-TASK = '''
-import torch
-from torch import nn
-from torch.nn import functional
-
-
-class Colours:
-    """Three classes of points, learned by a network that forgets some of what it sees."""
-
-    name, version, metric, direction = "colours", 1, "loss", "lower"
-    n_steps, n_saves, n_restores, max_gradient_norm = 60, 6, 2, 1.0
-
-    def build(self):
-        return nn.Sequential(nn.Linear(6, 48), nn.Tanh(), nn.Dropout(0.1), nn.Linear(48, 48), nn.Tanh(),
-                             nn.Linear(48, 3))
-
-    def optimizer(self, model):
-        return torch.optim.AdamW(model.parameters(), lr=0.01)
-
-    def learning_rate_factor(self, step, n_steps):
-        return 1.0
-
-    def batch(self, step, generator):
-        inputs = torch.randn(32, 6, generator=generator)
-        return inputs, inputs[:, :3].argmax(1)
-
-    def loss(self, model, batch):
-        return functional.cross_entropy(model(batch[0]), batch[1])
-
-    @torch.no_grad()
-    def judged(self, model):
-        model.eval()
-        inputs, labels = self.batch(0, torch.Generator().manual_seed(1))
-        logits = model(inputs)
-        model.train()
-        return {"loss": functional.cross_entropy(logits.double(), labels),
-                "log_probs": functional.log_softmax(logits, 1)}
-
-    def evaluate(self, model):
-        return float(self.judged(model)["loss"])
-'''
-
-
-@pytest.fixture(scope="module")
-def task(tmp_path_factory):
-    path = tmp_path_factory.mktemp("task") / "colours.py"
-    path.write_text(TASK)
-    return f"{path}:Colours"
+from tests.lab.test_rehearsal import TASK
 
 
 @pytest.fixture
@@ -93,7 +45,7 @@ def judged(task, run, archive, step):
 
 def test_every_save_of_a_training_that_fails_keeps_the_bounds_as_restored(task, originals, tmp_path):
     result = inshrink_lab.rehearse(
-        task, tmp_path / "out", seeds=1, max_drop=0.01, max_divergence=1e-3, keep_archives=True
+        task, tmp_path / "out", seeds=1, steps=60, max_drop=0.01, max_divergence=1e-3, keep_archives=True
     )
     document = result.to_json()
     assert document["bounds"] == {"drop": 0.01, "divergence": 1e-3}
@@ -123,7 +75,7 @@ def test_a_training_without_failures_is_archived_as_compress_archives_its_saves(
         # Of a first save, nobody knows the one after it: nothing coarser than the start is tried.
         options["config"] = {"coarseness": 2.5}
     rehearsed = inshrink_lab.rehearse(
-        task, tmp_path / "out", seeds=1, restores=0, keep_archives=True, **options
+        task, tmp_path / "out", seeds=1, steps=60, restores=0, keep_archives=True, **options
     )
     evaluator = task_evaluator(find_task(task)[0])
     monkeypatch.setattr(EvaluatorRequest, "resolve", lambda *_: evaluator)
@@ -144,7 +96,9 @@ def test_a_training_without_failures_is_archived_as_compress_archives_its_saves(
 
 @pytest.mark.parametrize("codec", ["lattice", "qd"])
 def test_a_bound_that_nothing_keeps_makes_every_save_exact_and_the_excess_zero(task, tmp_path, codec):
-    result = inshrink_lab.rehearse(task, tmp_path, codec=codec, seeds=1, restores=3, max_divergence=0.0)
+    result = inshrink_lab.rehearse(
+        task, tmp_path, codec=codec, seeds=1, steps=60, restores=3, max_divergence=0.0
+    )
     assert [frame["exact"] for frame in result.to_json()["frames"]] == [True] * 6
     assert result.excess == 0.0
 

@@ -5,7 +5,6 @@ Triton decides on import whether it interprets, so the process of the tests itse
 
 import json
 import os
-import subprocess
 import sys
 from importlib import import_module
 from importlib.util import find_spec
@@ -16,6 +15,7 @@ import pytest
 import torch
 
 from inshrink_core.ops import Backend, force_backend
+from tests.processes import ran
 
 NEEDS_TRITON = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -42,13 +42,8 @@ def checks_of(module):
 
 def outcomes(module):
     """Return what each check of a module raised, by name; empty where it passed."""
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "tests.ops.interpreted", module],
-        env={**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    known = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = ran(sys.executable, "-W", "error", "-m", "tests.ops.interpreted", module, env=known)
     assert done.returncode == 0, done.stderr
     found: dict[str, str] = json.loads(done.stdout)
     return found

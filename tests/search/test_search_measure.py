@@ -23,6 +23,7 @@ from inshrink_core.verbs.estimate import estimate
 from tests.builders import memory_checkpoint
 from tests.runs import write_run
 from tests.search.evaluators import InProcess
+from tests.strategies import bits
 
 CODECS = ("lattice", "inshrinkerator", "qd", "lossless", "excp")
 
@@ -34,10 +35,6 @@ def run(tmp_path_factory):
 
 def base(codec="lattice", **options):
     return ChainConfig(config=get_codec(codec)(), **options)
-
-
-def bits(tensor):
-    return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -52,7 +49,7 @@ def test_a_chain_in_memory_is_bit_for_bit_what_an_archive_decodes_to(run, tmp_pa
         restored, written = encoded.restored(), archive[step]
         for spec in run[step].specs:
             if spec.role in MODEL_ROLES:
-                assert torch.equal(bits(restored[spec.key]), bits(written[spec.key])), (step, spec.key)
+                assert bits(restored[spec.key]) == bits(written[spec.key]), (step, spec.key)
 
 
 @pytest.mark.parametrize("codec", ["lattice", "inshrinkerator"])
@@ -74,8 +71,8 @@ def test_steps_in_order_are_decoded_once_also_where_values_are_not_kept(run, tmp
             decoded.clear()
             first = view[step][key]
             assert decoded == [step]
-            assert torch.equal(bits(view[step][key]), bits(first))
-            assert torch.equal(bits(first), bits(plain[step][key]))
+            assert bits(view[step][key]) == bits(first)
+            assert bits(first) == bits(plain[step][key])
 
 
 @pytest.mark.parametrize("codec", CODECS[:3])
@@ -98,7 +95,7 @@ def test_a_trial_changes_nothing_that_the_next_one_sees(run):
     again = encode_step(base(), run[10], state, index)
     assert once.nbytes == again.nbytes
     for key, state in once.references.items():
-        assert torch.equal(bits(state.decoded()), bits(again.references[key].decoded()))
+        assert bits(state.decoded()) == bits(again.references[key].decoded())
 
 
 LINE = space_of("lattice")
@@ -171,7 +168,7 @@ def test_what_is_missing_of_a_chain_is_measured_in_the_same_chain(run, tmp_path,
     assert [now.step for now in rest.seen] == list(run.steps[1:])
 
 
-def test_another_configuration_or_another_start_is_another_trial(run, tmp_path, ask):
+def test_another_configuration_or_another_start_is_another_trial(run, ask):
     asked = ask()
     fine, coarse = asked.trials(1.0), asked.trials(6.0)
     assert all(item.weights_nbytes > other.weights_nbytes for item, other in zip(fine, coarse, strict=True))

@@ -235,11 +235,6 @@ def test_every_codec_has_levels_from_fine_to_coarse(codec):
     assert len(space_of(codec, frozenset()).levels(1)) == 1
 
 
-def test_a_codec_without_a_tunable_has_nothing_to_search():
-    with pytest.raises(ConfigError, match="nothing to search"):
-        space_of("lossless", frozenset())
-
-
 def test_held_settings_and_overrides_of_the_base_stay():
     chain = base("lattice", gamma=0.75)
     made = with_settings(chain, space_of("lattice").settings(4.0))

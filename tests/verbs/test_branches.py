@@ -43,12 +43,8 @@ def test_a_branch_is_restored_by_its_name_and_with_all(run, tmp_path):
     inshrink_core.restore(archive, tmp_path / "one", branch="best")
     assert (tmp_path / "one" / "best.pth").read_bytes() == (run / "best.pth").read_bytes()
     inshrink_core.restore(archive, tmp_path / "all", every=True)
-    assert {path.name for path in (tmp_path / "all").iterdir()} == {
-        "best.pth",
-        "epoch_1.pth",
-        "epoch_2.pth",
-        "epoch_3.pth",
-    }
+    epochs = {f"epoch_{epoch}.pth" for epoch in (1, 2, 3)}
+    assert {path.name for path in (tmp_path / "all").iterdir()} == {"best.pth"} | epochs
     inshrink_core.restore(archive, tmp_path / "last")
     assert [path.name for path in (tmp_path / "last").iterdir()] == ["epoch_3.pth"]
     with pytest.raises(NotFoundError, match="best"):

@@ -155,8 +155,7 @@ def test_layers_are_chosen_by_the_names_of_modules_and_globs(trainer_archive, tm
     assert exported(tensors=["fc", "*.bias"], without=["fc.bias"]) == {"fc.weight", "norm.bias"}
     with pytest.raises(NotFoundError, match="no tensor is left"):
         exported(tensors="q")
-    with pytest.raises(InputError, match="regular expression cannot be read"):
-        exported(without="/f(/")
+
     restored = inshrink_core.restore(tmp_path / "m", tmp_path / "files", layout="safetensors")
     names = {path.name for path in restored.paths}
     assert "config.json" in names

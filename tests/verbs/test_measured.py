@@ -11,6 +11,7 @@ from inshrink_core import Archive
 from inshrink_core.errors import InputError
 from inshrink_core.verbs import compare, compare_archives, prune, verify
 from inshrink_core.verbs.shared.measured import Measurements, known_comparison
+from tests.builders import flip
 
 JUDGE = """
 import pathlib
@@ -66,11 +67,8 @@ def test_what_was_measured_before_an_interruption_is_not_measured_again(judged):
     reported = []
     found = compare(archive, run, evaluator=judge, progress=reported.append)
     assert [row.step for row in found.steps] == [10, 20, 30]
-    assert [(now.done, now.total, now.found["step"]) for now in reported] == [
-        (1, 3, 10),
-        (2, 3, 20),
-        (3, 3, 30),
-    ]
+    told = [(now.done, now.total, now.found["step"]) for now in reported]
+    assert told == [(number, 3, 10 * number) for number in (1, 2, 3)]
     assert calls() - before == 3, "the step, the one before it, and what is restored"
     again = compare(archive, run, evaluator=judge, again=True)
     assert again.steps == found.steps
@@ -152,7 +150,7 @@ def test_a_kept_comparison_that_is_malformed_is_passed_over(judged, tmp_path, fi
     assert known_comparison(Archive.open(archive), run) is None
 
 
-def test_a_run_that_cannot_be_written_keeps_nothing_in_itself(judged, tmp_path, monkeypatch):
+def test_a_run_that_cannot_be_written_keeps_nothing_in_itself(judged):
     run, archive, judge, _ = judged
     (run / ".inshrink").write_text("a file in its place")
     compare(archive, run, evaluator=judge)
@@ -164,9 +162,7 @@ def test_a_verification_reads_every_byte_each_time_and_is_known_afterwards(judge
     run, archive, _, _ = judged
     assert verify(archive, deep=True, against=run).ok
     (frame, *_) = sorted((archive / "frames").iterdir())
-    content = bytearray(frame.read_bytes())
-    content[len(content) // 2] ^= 1
-    frame.write_bytes(content)
+    flip(frame)
     assert not verify(archive).ok
     newest, before = Measurements.of_archive(Archive.open(archive)).rows("verify")
     assert (newest.document["ok"], before.document["ok"]) == (False, True)

@@ -5,7 +5,6 @@ import os
 import pickle
 import pkgutil
 import shutil
-import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -29,6 +28,8 @@ from inshrink_core.errors import (
 from inshrink_core.execution.engines import ENGINES, TotalProgress
 from inshrink_core.verbs import commit, compress, export, prune, restore, verify
 from tests.docs.pages import blocks
+from tests.formats.run_builders import content_of
+from tests.processes import ran
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = {
@@ -89,15 +90,11 @@ def template(tmp_path_factory, run):
     return folder
 
 
-def files(path):
-    return {file.name: file.read_bytes() for file in path.rglob("*") if file.is_file()}
-
-
 def test_running_parts_again_in_any_order_changes_nothing(tmp_path, run, template):
     path = Path(shutil.copytree(template / "parts", tmp_path / "x"))
-    before = files(path)
+    before = content_of(path)
     assert write(run, path, 3, order=[2, 0, 1]) == path
-    assert files(path) == before
+    assert content_of(path) == before
     other = write(run, tmp_path / "y", 3, order=[2, 0, 1])
     assert content(other) == content(path)
 
@@ -124,18 +121,15 @@ def test_nothing_is_live_before_the_last_part_and_no_other_writer_goes_on(tmp_pa
 
 
 def test_a_part_that_was_cut_off_goes_on_where_it_was(tmp_path, run, template):
-    class CutOffError(Exception):
-        pass
-
-    def progress(now):
+    def cut_off(now):
         if now.step == run.steps[2]:
-            raise CutOffError
+            raise ZeroDivisionError
 
     path = tmp_path / "x"
     options = {"codec": "lattice", "steps": run.steps[:N_STEPS]}
     for part in ("1/3", "2/3", "3/3"):
-        with pytest.raises(CutOffError):
-            compress(run, path, part=part, progress=progress, **options)
+        with pytest.raises(ZeroDivisionError):
+            compress(run, path, part=part, progress=cut_off, **options)
     assert [frame.step for frame in ArchiveReader.open(path).frames] == list(run.steps[:2])
     assert commit(path).committed == run.steps[:2]
     report = compress(run, path, part="3/3", **options)
@@ -204,7 +198,7 @@ def test_parts_that_disagree_are_never_listed(tmp_path, run):
     assert commit(tmp_path / "x", discard=True).discarded == run.steps[:1]
 
 
-def test_writers_of_parts_and_of_frames_keep_each_other_out(tmp_path, run, template, monkeypatch):
+def test_writers_of_parts_and_of_frames_keep_each_other_out(tmp_path, template, monkeypatch):
     path = Path(shutil.copytree(template / "parts", tmp_path / "x"))
     monkeypatch.setattr("inshrink_core.archive.parts._PATIENCE_S", 0.1)
     with ArchiveWriter(path), pytest.raises(LockedError):
@@ -268,12 +262,12 @@ def test_everything_that_reads_or_rewrites_an_archive_takes_frames_in_parts(tmp_
     for path in (entire, parts):
         restore(path, tmp_path / f"restored {path.name}")
         export(path, pack=tmp_path / f"{path.name}.packed")
-    assert files(tmp_path / "restored whole") == files(tmp_path / "restored parts")
+    assert content_of(tmp_path / "restored whole") == content_of(tmp_path / "restored parts")
     packed = tmp_path / "parts.packed"
     assert check_archive(packed) == ()
     assert content(packed) == content(entire)
     export(packed, unpack=tmp_path / "unpacked")
-    assert files(tmp_path / "unpacked" / "frames") == files(parts / "frames")
+    assert content_of(tmp_path / "unpacked" / "frames") == content_of(parts / "frames")
     for path in (entire, parts):
         prune(path, keep=run.steps[2:N_STEPS], apply=True)
     assert check_archive(parts) == ()
@@ -289,7 +283,7 @@ def test_restore_and_verify_share_out_steps(tmp_path, run, template):
     restore(template / "parts", tmp_path / "whole", every=True)
     reports = [restore(template / "parts", tmp_path / "out", every=True, part=f"{i}/3") for i in (3, 1, 2)]
     assert sorted(step for report in reports for step in report.steps) == sorted(run.steps[:N_STEPS])
-    assert files(tmp_path / "out") == files(tmp_path / "whole")
+    assert content_of(tmp_path / "out") == content_of(tmp_path / "whole")
     broken = Path(shutil.copytree(template / "parts", tmp_path / "x"))
     last = ArchiveReader.open(broken).head
     damaged = broken / last.files[2].path
@@ -335,10 +329,7 @@ def environment(**more):
 
 def torchrun(*words, cwd):
     launcher = [sys.executable, "-P", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [*launcher, "-m", "inshrink_core", *words]
-    return subprocess.run(
-        command, cwd=cwd, env=environment(), capture_output=True, text=True, check=False, timeout=120
-    )
+    return ran(*launcher, "-m", "inshrink_core", *words, cwd=cwd, env=environment(), timeout=120)
 
 
 def test_torchrun_is_one_command_with_one_report(tmp_path, run, template):
@@ -400,7 +391,7 @@ def test_an_engine_compresses_restores_and_verifies_as_one_process_does(tmp_path
     many = restore(
         tmp_path / "x", tmp_path / "many", every=True, tensors="conv*", engine="processes", workers=2
     )
-    assert files(tmp_path / "one") == files(tmp_path / "many")
+    assert content_of(tmp_path / "one") == content_of(tmp_path / "many")
     for name in ("steps", "layout", "stored", "originals"):
         assert getattr(many, name) == getattr(single, name)
     assert {path.name for path in many.paths} == {path.name for path in single.paths}
@@ -451,7 +442,7 @@ echo 1
 """
 
 
-def test_the_documented_job_of_slurm_compresses_and_commits(tmp_path, run, template):
+def test_the_documented_job_of_slurm_compresses_and_commits(tmp_path, run):
     for block in blocks("docs/parts.md"):
         if block.title is not None:
             (tmp_path / block.title).write_text(block.text)
@@ -466,16 +457,14 @@ def test_the_documented_job_of_slurm_compresses_and_commits(tmp_path, run, templ
         shutil.copy(run.path_of(step), few)
     known = environment(RUN=str(few), ARCHIVE=str(tmp_path / "x"))
     known["PATH"] = f"{tmp_path / 'bin'}:{known['PATH']}"
-    done = subprocess.run(
-        ["sh", "submit.sh"], cwd=tmp_path, env=known, capture_output=True, text=True, check=False, timeout=200
-    )
+    done = ran("sh", "submit.sh", cwd=tmp_path, env=known, timeout=200)
     assert done.returncode == 0, done.stderr
     compress(few, tmp_path / "whole")
     assert content(tmp_path / "x") == content(tmp_path / "whole")
     assert {frame.n_parts for frame in Archive.open(tmp_path / "x").frames} == {2}
 
 
-def test_the_same_part_twice_at_a_time_is_refused(tmp_path, run):
+def test_the_same_part_twice_at_a_time_is_refused(tmp_path):
     path = tmp_path / "x"
     with PartWriter(path, 0, 2) as one, PartWriter(path, 0, 2) as other:
         first = one.begin(step=1, kind="keyframe", parent_id=None)

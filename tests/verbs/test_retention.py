@@ -57,7 +57,7 @@ def test_the_state_of_the_last_steps_alone_stays_and_no_kept_bit_changes(
     assert inshrink_core.verbs.prune(target, optimizer_last=2, apply=True).plan.stripped == ()
 
 
-def test_the_run_is_still_known_and_training_goes_on(path, run_path, tmp_path):
+def test_the_run_is_still_known_and_training_goes_on(path, tmp_path):
     inshrink_core.verbs.prune(path, keep_last=4, optimizer_last=2, apply=True)
     longer = write_run(tmp_path / "longer", n_steps=11)
     report = inshrink_core.compress(longer, path)
@@ -147,7 +147,7 @@ def test_a_restore_of_a_step_without_state_says_so_and_keeps_the_layout_where_it
     assert inshrink_core.restore(path, tmp_path / "last").without_state == ()
 
 
-def test_the_best_steps_by_the_log_of_the_run_stay(path, run_path, tmp_path):
+def test_the_best_steps_by_the_log_of_the_run_stay(path, tmp_path):
     rows = [{"step": step, "val_loss": abs(step - 21), "score": step % 20} for step in range(5, 50, 5)]
     log = tmp_path / "metrics.jsonl"
     log.write_text("\n".join(map(json.dumps, rows)))

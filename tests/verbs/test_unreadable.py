@@ -18,6 +18,7 @@ from inshrink_core.cli import main
 from inshrink_core.errors import InputError, UnreadableStepError
 from inshrink_core.formats import open_run
 from inshrink_core.training import Saver
+from tests.builders import flip
 from tests.formats.run_builders import save_huggingface
 from tests.formats.shards import save_shards
 
@@ -164,9 +165,7 @@ def test_a_step_that_was_asked_for_ends_with_2(tmp_path, capsys):
 def test_a_step_that_fails_halfway_leaves_no_partial_frame(bounded, tmp_path, capsys):
     root = tmp_path / "run"
     path = torch_files(root)
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
+    flip(path)
     (tmp_path / "judge.py").write_text(
         "def evaluate(state):\n    return {'loss': float(state['fc.weight'].square().mean())}\n"
     )
@@ -306,7 +305,7 @@ def test_whatever_compress_accepts_restore_writes(tmp_path_factory, names):
     shutil.rmtree(tmp_path)
 
 
-def test_an_original_that_rots_later_is_named_by_compare_and_verify(tmp_path, capsys):
+def test_an_original_that_rots_later_is_named_by_compare_and_verify(tmp_path):
     root, target = tmp_path / "run", tmp_path / "a.inshrink"
     path = torch_files(root)
     inshrink_core.compress(root, target, **EXACT)

@@ -46,12 +46,11 @@ def _nested(tensors):
     steps=(100, 200),
     **OF_GPT_ADAM,
 )
-def nanochat(folder):
-    for step in (100, 200):
-        save(folder / f"model_{step:06}.pt", gpt(step))
-        for rank in (0, 1):
-            save(folder / f"optim_{step:06}_rank{rank}.pt", adam(GPT, step + rank))
-        write_text(folder / f"meta_{step:06}.json", json.dumps({"step": step, "val_bpb": 1.1}))
+def nanochat(folder, step):
+    save(folder / f"model_{step:06}.pt", gpt(step))
+    for rank in (0, 1):
+        save(folder / f"optim_{step:06}_rank{rank}.pt", adam(GPT, step + rank))
+    write_text(folder / f"meta_{step:06}.json", json.dumps({"step": step, "val_bpb": 1.1}))
 
 
 @layout(
@@ -101,13 +100,12 @@ def deepspeed(folder):
     parameters=35 + 5 + 30 + 3,
     roles=WEIGHTS | BUFFERS | {"exp_avg", "exp_avg_sq"},
 )
-def deepspeed_in_transformers(folder):
-    for step in (1000, 2000):
-        module, state = some_state(step)
-        inner = folder / f"checkpoint-{step}"
-        save_zero(inner / f"global_step{step}", module, state, GROUPS, stage=3, step=step)
-        write_text(inner / "trainer_state.json", json.dumps({"global_step": step, "log_history": []}))
-        write_text(inner / "latest", f"global_step{step}")
+def deepspeed_in_transformers(folder, step):
+    module, state = some_state(step)
+    inner = folder / f"checkpoint-{step}"
+    save_zero(inner / f"global_step{step}", module, state, GROUPS, stage=3, step=step)
+    write_text(inner / "trainer_state.json", json.dumps({"global_step": step, "log_history": []}))
+    write_text(inner / "latest", f"global_step{step}")
 
 
 def _shards(tensors):
@@ -139,12 +137,11 @@ def _moments(step, prefix):
     parameters=numel(GPT),
     roles=WEIGHTS | {"exp_avg", "exp_avg_sq"},
 )
-def torchtitan(folder):
-    for step in (500, 1000):
-        tensors = gpt(step) | _moments(step, "optimizer.state.")
-        target = folder / f"checkpoint/step-{step}"
-        target.mkdir(parents=True)
-        save_shards(target, _shards(tensors))
+def torchtitan(folder, step):
+    tensors = gpt(step) | _moments(step, "optimizer.state.")
+    target = folder / f"checkpoint/step-{step}"
+    target.mkdir(parents=True)
+    save_shards(target, _shards(tensors))
 
 
 @layout(
@@ -155,16 +152,15 @@ def torchtitan(folder):
     parameters=numel(GPT),
     roles=WEIGHTS | {"exp_avg", "exp_avg_sq"},
 )
-def fsdp(folder):
-    for step in (500, 1000):
-        inner = folder / f"checkpoint-{step}"
-        for name, tensors in (
-            ("pytorch_model_fsdp_0", gpt(step, prefix="model.")),
-            ("optimizer_0", _moments(step, "optimizer.state.")),
-        ):
-            (inner / name).mkdir(parents=True)
-            save_shards(inner / name, _shards(tensors))
-        write_text(inner / "trainer_state.json", json.dumps({"global_step": step, "log_history": []}))
+def fsdp(folder, step):
+    inner = folder / f"checkpoint-{step}"
+    for name, tensors in (
+        ("pytorch_model_fsdp_0", gpt(step, prefix="model.")),
+        ("optimizer_0", _moments(step, "optimizer.state.")),
+    ):
+        (inner / name).mkdir(parents=True)
+        save_shards(inner / name, _shards(tensors))
+    write_text(inner / "trainer_state.json", json.dumps({"global_step": step, "log_history": []}))
 
 
 @layout(
@@ -243,11 +239,10 @@ def verl(folder):
     parameters=numel(GPT, CRITIC),
     models=("actor", "critic"),
 )
-def rlhf(folder):
-    for step in (100, 200):
-        for name, state in (("actor", gpt(step)), ("critic", critic(step))):
-            save(folder / f"checkpoint-{step}/{name}/pytorch_model.bin", state)
-            write_text(folder / f"checkpoint-{step}/{name}/config.json")
+def rlhf(folder, step):
+    for name, state in (("actor", gpt(step)), ("critic", critic(step))):
+        save(folder / f"checkpoint-{step}/{name}/pytorch_model.bin", state)
+        write_text(folder / f"checkpoint-{step}/{name}/config.json")
 
 
 @layout(

@@ -3,6 +3,7 @@
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from inspect import signature
 from pathlib import Path
 from typing import Final
 
@@ -90,10 +91,15 @@ class Layout:
 
 
 def layout(framework, *shown, **expected):
-    """Make a row of the table from the function that writes its files."""
+    """Make a row of the table from the function that writes its files, or those of a step."""
 
     def made(files):
+        def of_each_step(folder):
+            for step in expected["steps"]:
+                files(folder, step)
+
         name = files.__name__.strip("_").replace("_", "-")
-        return Layout(name=name, framework=framework, given=shown, files=files, **expected)
+        written = files if len(signature(files).parameters) == 1 else of_each_step
+        return Layout(name=name, framework=framework, given=shown, files=written, **expected)
 
     return made

@@ -28,23 +28,20 @@ _SCRIPT = "a training script"
 
 
 @layout(_SCRIPT, steps=(5, 20, 100), **OF_NET_ADAM)
-def steps_and_state(folder):
-    for step in (5, 20, 100):
-        state = {"model": net(step), "optimizer": adam(NET, step), "step": step, "rng": random_states(step)}
-        save(folder / f"ckpt_{step}.pt", state)
+def steps_and_state(folder, step):
+    state = {"model": net(step), "optimizer": adam(NET, step), "step": step, "rng": random_states(step)}
+    save(folder / f"ckpt_{step}.pt", state)
 
 
 @layout(_SCRIPT, steps=(100, 200, 1000), parameters=numel(GPT))
-def zero_padded(folder):
-    for step in (100, 200, 1000):
-        save(folder / f"model_{step:06}.pt", gpt(step))
+def zero_padded(folder, step):
+    save(folder / f"model_{step:06}.pt", gpt(step))
 
 
 @layout(_SCRIPT, steps=(1, 2, 10), **OF_NET_SGD)
-def epochs(folder):
-    for epoch in (1, 2, 10):
-        state = {"epoch": epoch, "model_state_dict": net(epoch), "optimizer_state_dict": sgd(NET, epoch)}
-        save(folder / f"epoch_{epoch}.pth", state | {"loss": 1 / epoch})
+def epochs(folder, epoch):
+    state = {"epoch": epoch, "model_state_dict": net(epoch), "optimizer_state_dict": sgd(NET, epoch)}
+    save(folder / f"epoch_{epoch}.pth", state | {"loss": 1 / epoch})
 
 
 @layout(_SCRIPT, steps=(1, 2, 3), **OF_NET, duplicates=("model.pth",))
@@ -78,10 +75,9 @@ def last_and_optimal(folder):
 
 
 @layout(_SCRIPT, steps=(100, 200), **OF_GPT_ADAM)
-def pairs_of_model_and_optimizer(folder):
-    for step in (100, 200):
-        save(folder / f"model_{step:06}.pt", gpt(step))
-        save(folder / f"optimizer_{step:06}.pt", adam(GPT, step))
+def pairs_of_model_and_optimizer(folder, step):
+    save(folder / f"model_{step:06}.pt", gpt(step))
+    save(folder / f"optimizer_{step:06}.pt", adam(GPT, step))
 
 
 @layout(
@@ -170,11 +166,10 @@ def counter_that_restarts(folder):
 
 
 @layout(_SCRIPT, steps=(100, 200), parameters=2 * numel(GPT), roles=WEIGHTS | ADAM)
-def ranks(folder):
-    for step in (100, 200):
-        for rank in (0, 1):
-            state = {"model": gpt(step, rank), "optimizer": adam(GPT, step), "step": step}
-            save(folder / f"ckpt_{step}_rank{rank}.pt", state)
+def ranks(folder, step):
+    for rank in (0, 1):
+        state = {"model": gpt(step, rank), "optimizer": adam(GPT, step), "step": step}
+        save(folder / f"ckpt_{step}_rank{rank}.pt", state)
 
 
 @layout(
@@ -212,9 +207,8 @@ def cut_off(folder):
 
 
 @layout("safetensors", steps=(100, 200), parameters=numel(GPT))
-def safetensors_files(folder):
-    for step in (100, 200):
-        save_tensors(folder / f"step_{step}.safetensors", gpt(step))
+def safetensors_files(folder, step):
+    save_tensors(folder / f"step_{step}.safetensors", gpt(step))
 
 
 @layout("nanoGPT", steps=(5000,), **OF_GPT_ADAM)
@@ -225,12 +219,11 @@ def nanogpt(folder):
 
 
 @layout("torch.optim.swa_utils", steps=(1, 2), **OF_NET_SGD, models=("averaged_model",))
-def averaged_model(folder):
-    for epoch in (1, 2):
-        averaged = {"n_averaged": torch.tensor(epoch)}
-        averaged |= {f"module.{name}": value for name, value in average(net(epoch)).items()}
-        state = {"model": net(epoch), "averaged_model": averaged, "optimizer": sgd(NET, epoch)}
-        save(folder / f"swa_{epoch}.pt", state | {"epoch": epoch})
+def averaged_model(folder, epoch):
+    averaged = {"n_averaged": torch.tensor(epoch)}
+    averaged |= {f"module.{name}": value for name, value in average(net(epoch)).items()}
+    state = {"model": net(epoch), "averaged_model": averaged, "optimizer": sgd(NET, epoch)}
+    save(folder / f"swa_{epoch}.pt", state | {"epoch": epoch})
 
 
 @layout("PyTorch's ImageNet example", steps=(9,), **OF_NET_SGD, branches={"best": ("model_best.pth.tar",)})

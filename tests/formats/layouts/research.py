@@ -103,9 +103,8 @@ def ultralytics(folder):
 
 
 @layout("whole modules", steps=(10, 20), **OF_NET)
-def whole_modules(folder):
-    for epoch in (10, 20):
-        save(folder / f"net_{epoch}.pth", Net(epoch))
+def whole_modules(folder, epoch):
+    save(folder / f"net_{epoch}.pth", Net(epoch))
 
 
 @layout("OpenCLIP", steps=(1, 2), branches={"latest": ("checkpoints/epoch_latest.pt",)}, **OF_NET_ADAM)
@@ -168,11 +167,10 @@ def cyclegan(folder):
 
 
 @layout("StyleGAN2 in PyTorch", steps=(10_000, 20_000), models=("g", "d", "g_ema"), **_PAIR_ADAM)
-def stylegan2(folder):
-    for step in (10_000, 20_000):
-        state = {"g": net(step), "d": critic(step), "g_ema": average(net(step)), "g_optim": adam(NET, step)}
-        state |= {"d_optim": adam(CRITIC, step), "args": Namespace(size=256), "ada_aug_p": 0.1}
-        save(folder / f"checkpoint/{step:06}.pt", state)
+def stylegan2(folder, step):
+    state = {"g": net(step), "d": critic(step), "g_ema": average(net(step)), "g_optim": adam(NET, step)}
+    state |= {"d_optim": adam(CRITIC, step), "args": Namespace(size=256), "ada_aug_p": 0.1}
+    save(folder / f"checkpoint/{step:06}.pt", state)
 
 
 @layout("StyleGAN3", left_out=("network-snapshot-000200.pkl", "network-snapshot-000400.pkl"))
@@ -193,28 +191,25 @@ def stylegan3(folder):
     **OF_GPT_ADAM,
     models=("ema",),
 )
-def improved_diffusion(folder):
-    for step in (10_000, 20_000):
-        save(folder / f"model{step:06}.pt", gpt(step))
-        save(folder / f"ema_0.9999_{step:06}.pt", average(gpt(step)))
-        save(folder / f"opt{step:06}.pt", adam(GPT, step))
+def improved_diffusion(folder, step):
+    save(folder / f"model{step:06}.pt", gpt(step))
+    save(folder / f"ema_0.9999_{step:06}.pt", average(gpt(step)))
+    save(folder / f"opt{step:06}.pt", adam(GPT, step))
 
 
 @layout("DiT", steps=(50_000, 100_000), **OF_GPT_ADAM, models=("ema",))
-def dit(folder):
-    for step in (50_000, 100_000):
-        state = {"model": gpt(step), "ema": average(gpt(step)), "opt": adam(GPT, step)}
-        state |= {"args": Namespace(lr=1e-4)}
-        save(folder / f"000-DiT-XL-2/checkpoints/{step:07}.pt", state)
+def dit(folder, step):
+    state = {"model": gpt(step), "ema": average(gpt(step)), "opt": adam(GPT, step)}
+    state |= {"args": Namespace(lr=1e-4)}
+    save(folder / f"000-DiT-XL-2/checkpoints/{step:07}.pt", state)
 
 
 @layout("k-diffusion", steps=(10_000, 20_000), **OF_GPT_ADAM, models=("ema",))
-def k_diffusion(folder):
-    for step in (10_000, 20_000):
-        state = {"config": {"model": {"type": "image_v1"}}, "model": gpt(step)}
-        state |= {"model_ema": average(gpt(step))}
-        state |= {"opt": adam(GPT, step), "sched": {"last_epoch": step}, "ema_sched": {"last_epoch": step}}
-        save(folder / f"demo_{step:08}.pth", state | {"epoch": step // 5000, "step": step, "elapsed": 3.5})
+def k_diffusion(folder, step):
+    state = {"config": {"model": {"type": "image_v1"}}, "model": gpt(step)}
+    state |= {"model_ema": average(gpt(step))}
+    state |= {"opt": adam(GPT, step), "sched": {"last_epoch": step}, "ema_sched": {"last_epoch": step}}
+    save(folder / f"demo_{step:08}.pth", state | {"epoch": step // 5000, "step": step, "elapsed": 3.5})
 
 
 @layout(
@@ -354,22 +349,21 @@ _GAUSSIANS |= {"scaling": (5, 3), "rotation": (5, 4)}
 
 
 @layout("3D Gaussian splatting", steps=(7000, 30_000), roles=WEIGHTS | ADAM)
-def gaussian_splatting(folder):
-    for iteration in (7000, 30_000):
-        held = values(_GAUSSIANS, iteration)
-        fields = [
-            torch.nn.Parameter(held[n]) for n in ("xyz", "f_dc", "f_rest", "scaling", "rotation", "opacity")
-        ]
-        counts: Mapping[str, Tensor] = values(
-            {"radii": (5,), "gradient": (5, 1), "denominator": (5, 1)}, iteration
-        )
-        optimizer = adam(_GAUSSIANS, iteration)
-        groups = [
-            {"lr": lr, "name": name, "betas": (0.9, 0.999), "eps": 1e-15, "params": [i]}
-            for i, (name, lr) in enumerate(zip(_GAUSSIANS, (2e-4, 3e-3, 1e-4, 5e-2, 5e-3, 1e-3), strict=True))
-        ]
-        captured = (3, *fields, *counts.values(), optimizer | {"param_groups": groups}, 4.5)
-        save(folder / f"chkpnt{iteration}.pth", (captured, iteration))
+def gaussian_splatting(folder, iteration):
+    held = values(_GAUSSIANS, iteration)
+    fields = [
+        torch.nn.Parameter(held[n]) for n in ("xyz", "f_dc", "f_rest", "scaling", "rotation", "opacity")
+    ]
+    counts: Mapping[str, Tensor] = values(
+        {"radii": (5,), "gradient": (5, 1), "denominator": (5, 1)}, iteration
+    )
+    optimizer = adam(_GAUSSIANS, iteration)
+    groups = [
+        {"lr": lr, "name": name, "betas": (0.9, 0.999), "eps": 1e-15, "params": [i]}
+        for i, (name, lr) in enumerate(zip(_GAUSSIANS, (2e-4, 3e-3, 1e-4, 5e-2, 5e-3, 1e-3), strict=True))
+    ]
+    captured = (3, *fields, *counts.values(), optimizer | {"param_groups": groups}, 4.5)
+    save(folder / f"chkpnt{iteration}.pth", (captured, iteration))
 
 
 @layout(
@@ -379,11 +373,10 @@ def gaussian_splatting(folder):
     roles=WEIGHTS | ADAM,
     models=("network_fine",),
 )
-def nerf(folder):
-    for step in (10_000, 20_000):
-        optimizer = adam({f"{n}{name}": shape for n in (0, 1) for name, shape in GPT.items()}, step)
-        state = {"global_step": step, "network_fn_state_dict": gpt(step), "optimizer_state_dict": optimizer}
-        save(folder / f"logs/fern/{step:06}.tar", state | {"network_fine_state_dict": gpt(step, 1)})
+def nerf(folder, step):
+    optimizer = adam({f"{n}{name}": shape for n in (0, 1) for name, shape in GPT.items()}, step)
+    state = {"global_step": step, "network_fn_state_dict": gpt(step), "optimizer_state_dict": optimizer}
+    save(folder / f"logs/fern/{step:06}.tar", state | {"network_fine_state_dict": gpt(step, 1)})
 
 
 # Reinforcement learning
@@ -404,10 +397,9 @@ def stable_baselines(folder):
 
 
 @layout("RSL-RL", steps=(0, 50, 100), **OF_NET_ADAM)
-def rsl_rl(folder):
-    for iteration in (0, 50, 100):
-        state = {"model_state_dict": net(iteration), "optimizer_state_dict": adam(NET, iteration)}
-        save(folder / f"model_{iteration}.pt", state | {"iter": iteration, "infos": None})
+def rsl_rl(folder, iteration):
+    state = {"model_state_dict": net(iteration), "optimizer_state_dict": adam(NET, iteration)}
+    save(folder / f"model_{iteration}.pt", state | {"iter": iteration, "infos": None})
 
 
 @layout(

@@ -201,12 +201,11 @@ def transformers(folder):
     steps=(500, 1000),
     **OF_GPT_ADAM,
 )
-def transformers_sharded(folder):
-    for step in (500, 1000):
-        inner = folder / f"checkpoint-{step}"
-        save_sharded(inner, gpt(step))
-        save(inner / "optimizer.pt", adam(GPT, step))
-        _trainer(inner, step)
+def transformers_sharded(folder, step):
+    inner = folder / f"checkpoint-{step}"
+    save_sharded(inner, gpt(step))
+    save(inner / "optimizer.pt", adam(GPT, step))
+    _trainer(inner, step)
 
 
 @layout(
@@ -216,12 +215,11 @@ def transformers_sharded(folder):
     steps=(500, 1000),
     **OF_GPT_ADAM,
 )
-def transformers_bin(folder):
-    for step in (500, 1000):
-        inner = folder / f"checkpoint-{step}"
-        save(inner / "pytorch_model.bin", gpt(step))
-        save(inner / "optimizer.pt", adam(GPT, step))
-        _trainer(inner, step)
+def transformers_bin(folder, step):
+    inner = folder / f"checkpoint-{step}"
+    save(inner / "pytorch_model.bin", gpt(step))
+    save(inner / "optimizer.pt", adam(GPT, step))
+    _trainer(inner, step)
 
 
 _ADAPTER = {
@@ -262,15 +260,14 @@ def peft(folder):
     roles=WEIGHTS | ADAM,
     models=("model_1",),
 )
-def accelerate(folder):
-    for step in (0, 1):
-        inner = folder / f"checkpoints/checkpoint_{step}"
-        save_tensors(inner / "model.safetensors", gpt(step))
-        save_tensors(inner / "model_1.safetensors", critic(step))
-        save(inner / "optimizer.bin", adam(GPT, step))
-        save(inner / "optimizer_1.bin", adam(CRITIC, step))
-        save(inner / "scheduler.bin", {"last_epoch": step})
-        save(inner / "random_states_0.pkl", random_states(step))
+def accelerate(folder, step):
+    inner = folder / f"checkpoints/checkpoint_{step}"
+    save_tensors(inner / "model.safetensors", gpt(step))
+    save_tensors(inner / "model_1.safetensors", critic(step))
+    save(inner / "optimizer.bin", adam(GPT, step))
+    save(inner / "optimizer_1.bin", adam(CRITIC, step))
+    save(inner / "scheduler.bin", {"last_epoch": step})
+    save(inner / "random_states_0.pkl", random_states(step))
 
 
 def _accelerate(folder, step):
@@ -314,13 +311,12 @@ def diffusers(folder):
     steps=(500, 1000),
     **OF_GPT_ADAM,
 )
-def controlnet(folder):
-    for step in (500, 1000):
-        inner = folder / f"checkpoint-{step}"
-        save_tensors(inner / "controlnet" / _DIFFUSERS, gpt(step))
-        write_text(inner / "controlnet/config.json", json.dumps({"_class_name": "ControlNetModel"}))
-        save(inner / "optimizer.bin", adam(GPT, step))
-        _accelerate(inner, step)
+def controlnet(folder, step):
+    inner = folder / f"checkpoint-{step}"
+    save_tensors(inner / "controlnet" / _DIFFUSERS, gpt(step))
+    write_text(inner / "controlnet/config.json", json.dumps({"_class_name": "ControlNetModel"}))
+    save(inner / "optimizer.bin", adam(GPT, step))
+    _accelerate(inner, step)
 
 
 @layout(
@@ -333,15 +329,14 @@ def controlnet(folder):
     roles=WEIGHTS | ADAM,
     models=("unet", "text_encoder"),
 )
-def dreambooth(folder):
-    for step in (500, 1000):
-        inner = folder / f"checkpoint-{step}"
-        save_tensors(inner / "unet" / _DIFFUSERS, gpt(step))
-        save_tensors(inner / "text_encoder/model.safetensors", critic(step))
-        for name in ("unet", "text_encoder"):
-            write_text(inner / name / "config.json")
-        save(inner / "optimizer.bin", adam({**GPT, **CRITIC}, step))
-        _accelerate(inner, step)
+def dreambooth(folder, step):
+    inner = folder / f"checkpoint-{step}"
+    save_tensors(inner / "unet" / _DIFFUSERS, gpt(step))
+    save_tensors(inner / "text_encoder/model.safetensors", critic(step))
+    for name in ("unet", "text_encoder"):
+        write_text(inner / name / "config.json")
+    save(inner / "optimizer.bin", adam({**GPT, **CRITIC}, step))
+    _accelerate(inner, step)
 
 
 _LORA = {
@@ -494,10 +489,9 @@ def composer(folder):
 
 
 @layout("nerfstudio", steps=(2000, 4000), **OF_GPT_ADAM)
-def nerfstudio(folder):
-    for step in (2000, 4000):
-        state = {"step": step, "pipeline": gpt(step, prefix="_model.")}
-        state |= {"optimizers": {"fields": adam(GPT, step)}}
-        scalers = {"scale": 65536.0, "_growth_tracker": 0}
-        state |= {"schedulers": {"fields": {"last_epoch": step}}, "scalers": scalers}
-        save(folder / f"nerfstudio_models/step-{step:09}.ckpt", state)
+def nerfstudio(folder, step):
+    state = {"step": step, "pipeline": gpt(step, prefix="_model.")}
+    state |= {"optimizers": {"fields": adam(GPT, step)}}
+    scalers = {"scale": 65536.0, "_growth_tracker": 0}
+    state |= {"schedulers": {"fields": {"last_epoch": step}}, "scalers": scalers}
+    save(folder / f"nerfstudio_models/step-{step:09}.ckpt", state)
