@@ -52,6 +52,8 @@ class Subject:
     directory, newest
         For a run, the folder of its settings and measurements, and its last checkpoint. Both are on this
         machine, also for a run at an address.
+    n_unread
+        Number of checkpoints of a large run whose headers are not read yet; all else is of those read.
     """
 
     path: Path
@@ -71,6 +73,7 @@ class Subject:
     is_ordered: bool = True
     directory: Path = Path()
     newest: Path = Path()
+    n_unread: int = 0
 
     @property
     def place(self) -> Path:

@@ -22,7 +22,7 @@ import inshrink_core
 from inshrink_core.errors import StorageError
 from inshrink_core.execution.results import keep_result, load_result
 
-_VERSION = 8
+_VERSION = 9
 """Version of the stored document; increases with every change of it."""
 
 _KIND = "headers"

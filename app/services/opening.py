@@ -7,6 +7,9 @@ import dataclasses
 import hashlib
 import os
 import shlex
+import threading
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,12 +23,22 @@ import inshrink_core
 from inshrink_core import Run
 from inshrink_core.archive.storage import object_at, storage_at
 from inshrink_core.chain import Archive, ChainReport, chain_report, original_checks
-from inshrink_core.errors import clipped
+from inshrink_core.errors import InshrinkError, clipped
 from inshrink_core.formats import Skipped, read_metrics, split_step_pattern
+from inshrink_core.formats.names import step_in_name
 from inshrink_core.verbs.shared.measured import run_content
 
 _MAX_OPEN = 4
 """Largest number of open runs; the headers of 400 tensors at 200 checkpoints take about 100 MB."""
+
+_SECONDS_AT_ONCE = 0.5
+"""Time in which the newest checkpoints of a run are read; a thread reads the others."""
+
+_SECONDS_OF_PATIENCE = 0.2
+"""Longest time for which that thread waits, before each checkpoint, for pages to be drawn."""
+
+DRAWING: set[int] = set()
+"""Identifiers of the threads that draw a page now."""
 
 _LONGEST_SHOWN = 400
 """Number of characters of a refused path that an error message repeats."""
@@ -90,7 +103,7 @@ def place_of(path: Path) -> Path:
 
 
 def load_subject(text: str) -> Subject:
-    """Open a run or an archive by its path; read headers only.
+    """Open a run or an archive by its path; read headers only, of a large run the newest at first.
 
     Raises
     ------
@@ -98,6 +111,134 @@ def load_subject(text: str) -> Subject:
         Nothing to open exists at the path, or it cannot be read.
     """
     return opened(text).subject
+
+
+def load_whole(text: str) -> Subject:
+    """Open a run or an archive by its path, and wait until the headers of all its checkpoints are read.
+
+    Raises
+    ------
+    ServiceError
+        Nothing to open exists at the path, or it cannot be read.
+    """
+    found = load_subject(text)
+    if found.n_unread:
+        reading_of(found).start()
+        reading_of(found).wait()
+        return load_subject(text)
+    return found
+
+
+class Reading:
+    """The headers of a run in memory, and the thread that reads those of a large run.
+
+    Parameters
+    ----------
+    path
+        The run.
+
+    Attributes
+    ----------
+    n_read, n_all
+        Number of checkpoints that the thread has read, and of all of them.
+    is_wanted
+        Whether the thread shall run; False once the user stopped it.
+    is_ahead
+        Whether the thread has ended, and `latest` returns more than before.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.n_read = self.n_all = 0
+        self.is_wanted, self.is_ahead = True, False
+        self._path = path
+        self._run: Run | None = None
+        self._error: Exception | None = None
+        self._is_stopped = False
+        self._thread: threading.Thread | None = None
+
+    def latest(self) -> Run | Archive:
+        """Return what is at the path: of a large run that is not in memory, the newest checkpoints.
+
+        A run in memory reads only the headers of changed files again.
+        """
+        self._is_stopped = True
+        self.wait()
+        is_ahead, self.is_ahead = self.is_ahead, False
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+        run = self._run
+        if run is None:
+            engine = inshrink_core.open(self._path, reading=_newest_first)
+        else:
+            engine = run if is_ahead else run.refresh(_newest_first if run.n_unread else None)
+        self._run = engine if isinstance(engine, Run) else None
+        return engine
+
+    def start(self) -> None:
+        """Read the other checkpoints in a thread, unless it runs already."""
+        is_running = self._thread is not None and self._thread.is_alive()
+        if self._run is not None and self._run.n_unread and not is_running and not self.is_ahead:
+            self.is_wanted, self._is_stopped = True, False
+            self._thread = threading.Thread(target=self._read, args=(self._run,), daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Let the thread end after the current checkpoint; what it has read is kept."""
+        self.is_wanted, self._is_stopped = False, True
+
+    def wait(self) -> None:
+        """Wait until the thread has ended."""
+        DRAWING.discard(threading.get_ident())  # The thread would wait for this one.
+        if self._thread is not None:
+            self._thread.join()
+
+    def _read(self, run: Run) -> None:
+        try:
+            found = run.refresh(self._until_stopped)
+            if found.n_unread < run.n_unread:
+                self._run = found
+        except (InshrinkError, OSError) as error:
+            # A selection of too few checkpoints may be no run.
+            self._error = None if self._is_stopped else error
+        self.is_ahead = True
+
+    def _until_stopped(self, paths: Sequence[Path]) -> Iterator[Path]:
+        self.n_all = len(paths)
+        for self.n_read, path in enumerate(_latest_first(paths)):
+            until = time.monotonic() + _SECONDS_OF_PATIENCE
+            while DRAWING and not self._is_stopped and time.monotonic() < until:
+                time.sleep(0.01)
+            if self._is_stopped:
+                return
+            yield path
+
+
+@st.cache_resource(show_spinner=False, max_entries=_MAX_OPEN)
+def _reading_at(path: str) -> Reading:
+    return Reading(path)
+
+
+def reading_of(subject: Subject) -> Reading:
+    """Return the reading of a run."""
+    return _reading_at(str(subject.path))
+
+
+def _newest_first(paths: Sequence[Path]) -> Iterator[Path]:
+    """Yield checkpoints for a while, the latest first; two at least, for the movement between them."""
+    until = time.monotonic() + _SECONDS_AT_ONCE
+    for place, path in enumerate(_latest_first(paths)):
+        if place > 1 and time.monotonic() > until:
+            return
+        yield path
+
+
+def _latest_first(paths: Sequence[Path]) -> list[Path]:
+    """Return the paths of checkpoints by the steps in their names, the latest first."""
+    steps = {path: step_in_name(path.name) for path in paths}
+    return sorted(
+        reversed(paths), key=lambda path: -1 if (step := steps[path]) is None else step, reverse=True
+    )
 
 
 def refresh(path: Path) -> None:
@@ -110,7 +251,15 @@ def refresh(path: Path) -> None:
 
 
 def opened(text: str) -> Opened:
-    """Return the open run at a path, from the cache unless its folder or archive has changed."""
+    """Return the open run at a path, from the cache unless its folder or archive has changed.
+
+    Of a large run, only the newest checkpoints are read at first (`Subject.n_unread`, `reading_of`).
+
+    Raises
+    ------
+    ServiceError
+        Nothing to open exists at the path, or it cannot be read.
+    """
     path = resolve(text)
     stamp = _stamp(path)
     if stamp == _NOTHING:
@@ -118,6 +267,9 @@ def opened(text: str) -> Opened:
             "there is nothing at this path", str(path), "it may have been moved; open it again"
         )
     found = _open_at(str(path), *stamp)
+    if found.subject.n_unread and reading_of(found.subject).is_ahead:
+        _open_at.clear(str(path), *stamp)
+        found = _open_at(str(path), *stamp)
     if found.subject.kind == "archive":
         return found
     archive = _archive_of_run(found.subject)
@@ -194,26 +346,17 @@ def _open_at(path: str, mtime_ns: int, size: int) -> Opened:
     stored = stored_headers(Path(path), stamp) if stamp is not None else None
     if stored is not None:
         return Opened(*stored, stamp)
-    newest = _newest(path)
     with reported():
-        # A run that was open before reads only the headers of changed files again.
-        engine = keep_inside(newest.pop().refresh() if newest else inshrink_core.open(path))
+        engine = keep_inside(_reading_at(path).latest())
         if isinstance(engine, Archive):
             found = Opened(_archive_subject(engine, path_of(path)), f"{mtime_ns}-{size}", stamp)
         else:
-            newest.append(engine)
             # The folder's time is no key, since measurements write their cache into the folder.
             found = Opened(_run_subject(engine, path_of(path)), run_content(engine), stamp)
     engine_at(path, found.token, engine)
-    if stamp is not None and found.subject.kind == "run":
+    if stamp is not None and found.subject.kind == "run" and not found.subject.n_unread:
         store_headers(found.subject, found.token, stamp)
     return found
-
-
-@st.cache_resource(show_spinner=False, max_entries=_MAX_OPEN)
-def _newest(path: str) -> list[Run]:
-    """Return the last opened run at a path in a list; empty without one."""
-    return []
 
 
 def _run_subject(run: Run, path: Path) -> Subject:
@@ -239,6 +382,7 @@ def _run_subject(run: Run, path: Path) -> Subject:
         directory=run.directory,
         newest=run.path_of(run.steps[-1]) if run.steps else run.directory,
         log={name: tuple(series) for name, series in logged.items()},
+        n_unread=run.n_unread,
     )
 
 

@@ -105,7 +105,7 @@ def _draw(panels: Mapping[str, Callable[[], None]], about: str) -> None:
 def _original(shown: Subject) -> Subject | None:
     """Return the original run: the run on screen, a typed one, or one that was found."""
     typed = state.choice_text("original") if shown.kind == "archive" else ""
-    if typed and (given := answer(lambda: services.load_subject(typed))) is not None:
+    if typed and (given := answer(lambda: services.load_whole(typed))) is not None:
         if given.kind == "run" and set(given.steps) & set(shown.steps):
             return given
         st.warning("This is not a run with steps of this archive.", icon=":material/warning:")

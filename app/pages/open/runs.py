@@ -67,7 +67,7 @@ def show(open_path: Callable[[Path], None]) -> None:
             _go(path)
         open_path(path)
     if len(rows) == 2:
-        first, second = (answer(partial(services.load_subject, str(lines[row][0]))) for row in rows)
+        first, second = (answer(partial(services.load_whole, str(lines[row][0]))) for row in rows)
         if first is not None and second is not None:
             _overlaid(first, second, [names[row] for row in rows])
 

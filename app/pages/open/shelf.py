@@ -69,14 +69,14 @@ def _row(entry: Entry) -> dict[str, Any]:
     archive, (metric, value) = shown.archive, last_metric(shown)
     row |= {
         "kind": shown.kind,
-        "steps": len(shown.steps),
-        "bytes on disk": shown.total_bytes,
+        "steps": len(shown.steps) + shown.n_unread,
+        "bytes on disk": entry.nbytes if shown.n_unread else shown.total_bytes,
         "parameters": shown.n_parameters,
         "last step": shown.steps[-1] if shown.steps else None,
         "metric": metric,
         "last value": value,
     }
-    if shown.kind == "run":
+    if shown.kind == "run" and not shown.n_unread:
         row["steps not archived"] = len(set(shown.steps).difference(archive.steps if archive else ()))
     if archive is not None:
         row |= {"bytes of the archive": archive.nbytes, "ratio": archive.ratio_total}

@@ -82,7 +82,7 @@ def _place(shown: Subject) -> None:
     with figure:
         picture.show(view, found, ticked, is_partial=is_partial)
     with progress:
-        if job_card.settled(job) and is_partial:
+        if job_card.settled(job) and is_partial and not shown.n_unread:
             _ask(shown, look)
     with below:
         picture.sentence(shown, values, look.level)
@@ -93,6 +93,8 @@ def _place(shown: Subject) -> None:
             requests = shrink.show(board)
         with strip_place:
             shrink.show_strip(board)
+    elif shown.n_unread:
+        card.caption("Sizes and bits follow once all checkpoints are read.")
     with panel:
         _panel(view, found)
     chosen.publish(found, ticked)
@@ -101,8 +103,8 @@ def _place(shown: Subject) -> None:
 
 
 def _board(shown: Subject) -> Board | None:
-    """Collect the state of a run's bits; None for an archive and for an unreadable run."""
-    if shown.kind != "run":
+    """Collect the state of a run's bits; None for an archive, and for a run that is not read completely."""
+    if shown.kind != "run" or shown.n_unread:
         return None
     return answer(lambda: boards.gather(shown, services.chosen(shown), services.trusted_evaluator(shown)))
 
@@ -125,11 +127,16 @@ def _metrics(look: Look) -> tuple[str, ...]:
 
 def _measured(shown: Subject, look: Look) -> tuple[Sensitivity | None, Job | None]:
     """Return the measurement for the map, and its job until it is ready."""
-    jobs = answer(lambda: [_job(shown, metric) for metric in _metrics(look)]) or ()  # All start at once.
-    for job in jobs:
-        if job is None or job.state != "finished":
-            return None, job
-    tables: list[Any] = [services.read_result(job) for job in jobs if job is not None]
+    tables: list[Any]
+    if shown.n_unread:
+        measure, metrics = services.latest_measured, _metrics(look) if state.was_asked_for() else ()
+        tables = answer(lambda: [measure(shown, metric) for metric in metrics]) or []
+    else:
+        jobs = answer(lambda: [_job(shown, metric) for metric in _metrics(look)]) or ()  # All start at once.
+        for job in jobs:
+            if job is None or job.state != "finished":
+                return None, job
+        tables = [services.read_result(job) for job in jobs if job is not None]
     if not tables or None in tables:
         return None, None
     table = services.relative_updates(*tables) if look.colour == "ratio" else tables[0]
@@ -215,11 +222,15 @@ def _panel(view: View, found: Selection | None) -> None:
 def _drawer(view: View, board: Board | None, found: Selection | None, requests: Requests) -> None:
     """Draw the open drawer."""
     shown, look = view.shown, view.look
-    offered = {key: word for key, word in _DRAWERS.items() if key != "bits" or board is not None}
+    offered = {
+        key: word for key, word in _DRAWERS.items() if key != "bits" or board is not None or shown.n_unread
+    }
     bare: dict[str, Any] = {"label_visibility": "collapsed"}
     name = one_of_few("run", "Drawer", "drawer", offered, next(iter(offered)), **bare)
     if name == "bits" and board is not None:
         bits.show(board, view)
+    elif name == "bits":
+        st.caption("The bits of the layers follow once all checkpoints are read.")
     elif name == "table":
         _table(view)
     elif name == "code":
