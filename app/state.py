@@ -19,7 +19,6 @@ RUN = "run"
 METRIC = "metric"
 BY = "by"
 STATISTIC = "stat"
-LOG = "log"
 ARCHIVE = "archive"
 
 _PREFIX = "inshrink."
@@ -125,30 +124,6 @@ def choice_text(key: str) -> str:
     """Return free text under a key, from the link, else the session; empty without any. Untrusted."""
     text = st.query_params.get(key) or st.session_state.get(_PREFIX + key)
     return text if isinstance(text, str) else ""
-
-
-def log_choice(run: str) -> str:
-    """Return the chosen file of metrics of a run; empty for its own log. Untrusted."""
-    key = f"{_PREFIX}{LOG}.{run}"
-    if text := st.query_params.get(LOG):
-        st.session_state[key] = text
-    chosen = str(st.session_state.get(key, ""))
-    if chosen and st.query_params.get(LOG) != chosen:
-        st.query_params[LOG] = chosen
-    return chosen
-
-
-def choose_log(run: str, text: str) -> None:
-    """Choose another file for the metrics of a run; empty restores its own log."""
-    st.session_state[f"{_PREFIX}{LOG}.{run}"] = text
-    st.query_params.pop(LOG, None)
-
-
-def remember_link() -> None:
-    """Store the link's choices in the session before a redirect. Untrusted."""
-    run_path()
-    for key, value in st.query_params.items():
-        st.session_state[_PREFIX + key] = value
 
 
 def publish(**chosen: str) -> None:

@@ -19,12 +19,9 @@ class Page(NamedTuple):
         Draws it.
     address
         Its word in a link; by default the name of its folder.
-    former
-        Earlier words that still lead to it.
     """
 
     title: str
     icon: str
     show: Callable[[], None]
     address: str = ""
-    former: tuple[str, ...] = ()

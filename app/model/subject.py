@@ -33,8 +33,6 @@ class Subject:
         Tensors of the last checkpoint, in file order.
     total_bytes
         Bytes of all its checkpoints on disk.
-    bytes_read
-        Bytes read so far for these facts.
     skipped
         Skipped files, with reasons.
     unreadable
@@ -63,7 +61,6 @@ class Subject:
     steps: tuple[int, ...]
     tensors: tuple[TensorSpec, ...]
     total_bytes: int
-    bytes_read: int
     skipped: tuple[tuple[str, str], ...] = ()
     unreadable: tuple[tuple[str, str], ...] = ()
     notes: tuple[str, ...] = ()

@@ -13,7 +13,7 @@ from inshrink_app.jobs import Job, Work, subject_of
 from inshrink_app.model import Sensitivity, Subject
 from inshrink_app.services.inside import answered
 from inshrink_app.services.jobs import LOADERS, all_jobs, documents_of, newest_job
-from inshrink_app.services.opening import engine_at, engine_of, opened
+from inshrink_app.services.opening import engine_of, opened
 from numpy.typing import NDArray
 
 from inshrink_core.analysis.profile import Row
@@ -107,15 +107,18 @@ def sensitivity_work(subject: Subject, metric: str) -> Work:
 
 
 def latest_measured(subject: Subject, metric: str) -> Sensitivity | None:
-    """Return the values at the last step alone, measured by this process; None if that takes too long.
+    """Return an earlier measurement, else the values at the last step alone, measured by this process.
+
+    None if that takes too long.
 
     Raises
     ------
     ServiceError
         The last step cannot be read.
     """
-    if _read_nbytes(subject, metric, 1) > _LATEST_FIRST_BYTES:
-        return None
+    known = earlier_measurement(subject, metric)
+    if known is not None or _read_nbytes(subject, metric, 1) > _LATEST_FIRST_BYTES:
+        return known
     engine, token = engine_of(subject)
 
     def measure() -> Sensitivity:
@@ -178,7 +181,7 @@ def archived_bits(subject: Subject, chain: ChainReport) -> Sensitivity:
     state = tuple(map(str, chain.state))
 
     def read() -> Sensitivity:
-        engine: Any = engine_at(str(chain.path), "-".join(state))
+        engine: Any = opened(str(chain.path)).engine
         specs = _weights(subject)
         values = np.full((len(specs), len(subject.steps)), np.nan)
         for column, step in enumerate(subject.steps):

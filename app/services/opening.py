@@ -16,7 +16,6 @@ from typing import NamedTuple
 import streamlit as st
 from inshrink_app.model import ServiceError, Subject
 from inshrink_app.server.roots import Address, OutsideRootsError, path_of, real_path, settings
-from inshrink_app.services.headers import files_stamp, forget_headers, store_headers, stored_headers
 from inshrink_app.services.inside import is_inside, is_own, keep_inside, reported, require_inside
 
 import inshrink_core
@@ -24,12 +23,9 @@ from inshrink_core import Run
 from inshrink_core.archive.storage import object_at, storage_at
 from inshrink_core.chain import Archive, ChainReport, chain_report, original_checks
 from inshrink_core.errors import InshrinkError, clipped
-from inshrink_core.formats import Skipped, read_metrics, split_step_pattern
+from inshrink_core.formats import Skipped, split_step_pattern
 from inshrink_core.formats.names import step_in_name
 from inshrink_core.verbs.shared.measured import run_content
-
-_MAX_OPEN = 4
-"""Largest number of open runs; the headers of 400 tensors at 200 checkpoints take about 100 MB."""
 
 _SECONDS_AT_ONCE = 0.5
 """Time in which the newest checkpoints of a run are read; a thread reads the others."""
@@ -46,6 +42,12 @@ _LONGEST_SHOWN = 400
 _SECONDS_ELSEWHERE = 30.0
 """Time after which an address is checked again; Refresh checks it at once."""
 
+_MAX_FILES = 20_000
+"""A folder with more files is not checked for changes."""
+
+_ENGINE_FOLDER = ".inshrink"
+"""Folder of the engine's measurements, which is not a part of the run."""
+
 _NOTHING = (0, 0)
 """The stamp of a missing file."""
 
@@ -53,12 +55,13 @@ _NOTHING = (0, 0)
 class Opened(NamedTuple):
     """The headers of a run or an archive.
 
-    `token` changes with the data and keys the measurements of a run. `stamp` covers all files as they were
-    before reading; None if it is unavailable.
+    `token` changes with the data and keys the measurements of a run. `engine` reads the data. `stamp` covers
+    all files as they were before reading; None if it is unavailable.
     """
 
     subject: Subject
     token: str
+    engine: Run | Archive
     stamp: str | None = None
 
 
@@ -139,8 +142,8 @@ class Reading:
 
     Attributes
     ----------
-    n_read, n_all
-        Number of checkpoints that the thread has read, and of all of them.
+    n_read
+        Number of checkpoints that the thread has read.
     is_wanted
         Whether the thread shall run; False once the user stopped it.
     is_ahead
@@ -148,7 +151,7 @@ class Reading:
     """
 
     def __init__(self, path: str) -> None:
-        self.n_read = self.n_all = 0
+        self.n_read = 0
         self.is_wanted, self.is_ahead = True, False
         self._path = path
         self._run: Run | None = None
@@ -204,7 +207,6 @@ class Reading:
         self.is_ahead = True
 
     def _until_stopped(self, paths: Sequence[Path]) -> Iterator[Path]:
-        self.n_all = len(paths)
         for self.n_read, path in enumerate(_latest_first(paths)):
             until = time.monotonic() + _SECONDS_OF_PATIENCE
             while DRAWING and not self._is_stopped and time.monotonic() < until:
@@ -214,7 +216,7 @@ class Reading:
             yield path
 
 
-@st.cache_resource(show_spinner=False, max_entries=_MAX_OPEN)
+@st.cache_resource(show_spinner=False, max_entries=16)
 def _reading_at(path: str) -> Reading:
     return Reading(path)
 
@@ -245,7 +247,6 @@ def refresh(path: Path) -> None:
     """Drop a run from the cache, so that new checkpoints appear."""
     if isinstance(path, Address):
         _seen_at.clear(str(place_of(path)))
-    forget_headers(path)
     _open_at.clear(str(path), *_stamp(path))
     _chain_at.clear()
 
@@ -285,32 +286,31 @@ def engine_of(subject: Subject) -> tuple[Run | Archive, str]:
         It cannot be opened any more.
     """
     found = opened(str(subject.path))
-    return engine_at(str(found.subject.path), found.token), found.token
+    return found.engine, found.token
 
 
-@st.cache_resource(show_spinner=False, max_entries=_MAX_OPEN)
-def engine_at(path: str, token: str, _made: Run | Archive | None = None) -> Run | Archive:
-    """Return the engine's run or archive at a path; a few stay open, shared by all sessions.
+def files_stamp(folder: Path) -> str | None:
+    """Return a stamp that changes with any file of a run; None if it is unavailable or too expensive."""
+    digest = hashlib.sha256()
+    n_files = 0
+    try:
+        for parent, folders, names in os.walk(folder, onerror=_refuse):
+            folders[:] = sorted(name for name in folders if name != _ENGINE_FOLDER)
+            for name in sorted(names):
+                n_files += 1
+                if n_files > _MAX_FILES:
+                    return None
+                path = os.path.join(parent, name)  # noqa: PTH118 - ten times the speed of a Path
+                status = os.stat(path)  # noqa: PTH116
+                text = f"{path}\0{status.st_size}\0{status.st_mtime_ns}\0{status.st_ino}\0"
+                digest.update(text.encode(errors="surrogateescape"))
+    except OSError:
+        return None
+    return digest.hexdigest()
 
-    Parameters
-    ----------
-    path
-        Its real path.
-    token
-        Cache key that changes with its files.
-    _made
-        The run or archive, if the caller has just opened it.
 
-    Raises
-    ------
-    ServiceError
-        It cannot be opened.
-    """
-    if _made is not None:
-        return _made
-    require_inside(place_of(path_of(path)))
-    with reported():
-        return keep_inside(inshrink_core.open(path))
+def _refuse(error: OSError) -> None:
+    raise error
 
 
 def _stamp(path: Path) -> tuple[int, int]:
@@ -343,19 +343,13 @@ def _open_at(path: str, mtime_ns: int, size: int) -> Opened:
     place = place_of(path_of(path))
     require_inside(place)
     stamp = files_stamp(place) if place.is_dir() else None
-    stored = stored_headers(Path(path), stamp) if stamp is not None else None
-    if stored is not None:
-        return Opened(*stored, stamp)
     with reported():
         engine = keep_inside(_reading_at(path).latest())
         if isinstance(engine, Archive):
-            found = Opened(_archive_subject(engine, path_of(path)), f"{mtime_ns}-{size}", stamp)
+            found = Opened(_archive_subject(engine, path_of(path)), f"{mtime_ns}-{size}", engine, stamp)
         else:
             # The folder's time is no key, since measurements write their cache into the folder.
-            found = Opened(_run_subject(engine, path_of(path)), run_content(engine), stamp)
-    engine_at(path, found.token, engine)
-    if stamp is not None and found.subject.kind == "run" and not found.subject.n_unread:
-        store_headers(found.subject, found.token, stamp)
+            found = Opened(_run_subject(engine, path_of(path)), run_content(engine), engine, stamp)
     return found
 
 
@@ -373,7 +367,6 @@ def _run_subject(run: Run, path: Path) -> Subject:
         steps=tuple(run.steps),
         tensors=tuple(run[run.steps[-1]].specs) if run.steps else (),
         total_bytes=sum(run.nbytes_of(step) for step in run.steps),
-        bytes_read=run.bytes_read,
         skipped=tuple(_shown(place, row) for row in run.skipped if not row.unreadable),
         unreadable=tuple(_shown(place, row) for row in run.unreadable),
         notes=tuple(run.notes),
@@ -404,7 +397,6 @@ def _archive_subject(archive: Archive, path: Path) -> Subject:
         steps=tuple(archive.steps),
         tensors=tuple(archive[archive.steps[-1]].specs) if archive.steps else (),
         total_bytes=chain.nbytes,
-        bytes_read=archive.bytes_read,
         notes=("steps come from the archive", f"checksums of the originals: {checks}") if checks else (),
         archive=chain,
     )
@@ -464,24 +456,3 @@ def _archive_of_run(run: Subject) -> ChainReport | None:
             if is_complete and set(found.steps) <= set(run.steps):
                 return found
     return None
-
-
-def with_log(shown: Subject, text: str) -> Subject:
-    """Return a run with the metrics of another file, by its untrusted path.
-
-    Raises
-    ------
-    ServiceError
-        The file is outside the roots, cannot be read, or has no metrics or steps.
-    """
-    path = resolve(text)
-    with reported():
-        status = path.stat()
-    return dataclasses.replace(shown, log=_log_at(str(path), status.st_mtime_ns, status.st_size))
-
-
-@st.cache_resource(show_spinner=False, max_entries=2)
-def _log_at(path: str, mtime_ns: int, size: int) -> dict[str, tuple[tuple[int, float], ...]]:
-    """Read a file; a million rows take seconds."""
-    with reported():
-        return {name: tuple(series) for name, series in read_metrics(path).log().items()}

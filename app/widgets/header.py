@@ -13,10 +13,10 @@ from inshrink_app.model import ServiceError, Subject
 from inshrink_app.server.recent import remember_recent
 from inshrink_app.server.roots import Address
 from inshrink_app.services import BOUNDS, USUAL, Bound
-from inshrink_app.services.headers import files_stamp
+from inshrink_app.services.opening import files_stamp
 from inshrink_app.widgets import evaluator, fmt, job_card, layout, listing, problem
 from inshrink_app.widgets.choices import pick_one
-from inshrink_app.widgets.layout import answer, section
+from inshrink_app.widgets.layout import section
 from inshrink_app.widgets.quality import bound_text
 
 _NAME_WIDTH = 36
@@ -47,11 +47,6 @@ def show(shown: Subject, *, watched: bool = False) -> None:
         st.caption(fmt.markdown(fmt.sentence(note)))
 
 
-def n_checkpoints(shown: Subject) -> int:
-    """Return the number of checkpoints of a run, also of those that are not read yet."""
-    return len(shown.steps) + shown.n_unread
-
-
 @st.fragment(run_every=job_card.POLL_SECONDS)
 def rest(shown: Subject) -> None:
     """Draw the reading of a run's other checkpoints; rerun the page at its end."""
@@ -62,14 +57,12 @@ def rest(shown: Subject) -> None:
         reading.start()
     with st.container(horizontal=True, vertical_alignment="center", key="rest"):
         if reading.is_wanted:
-            n_read, n_all = reading.n_read, max(1, reading.n_all)
-            text = f"Reading checkpoint {fmt.count(n_read)} of {fmt.count(n_checkpoints(shown))}"
-            st.progress(min(1.0, n_read / n_all), text=f"{text}, the latest first")
+            n_read, n_all = reading.n_read, len(shown.steps) + shown.n_unread
+            text = f"Reading checkpoint {fmt.count(n_read)} of {fmt.count(n_all)}, the latest first"
+            st.progress(min(1.0, n_read / n_all), text=text)
             st.button("Stop", icon=":material/close:", key="rest.stop", on_click=reading.stop)
         else:
-            st.caption(
-                f"{fmt.counted(shown.n_unread, 'checkpoint')} of this run are not read.", width="content"
-            )
+            st.caption(f"{fmt.counted(shown.n_unread, 'checkpoint')} are not read.", width="content")
             st.button("Read them", icon=":material/resume:", key="rest.start", on_click=reading.start)
 
 
@@ -81,7 +74,7 @@ def _run(shown: Subject, *, watched: bool) -> None:
     averages = set(services.averages_of(shown))
     n_tensors = len({row.name for row in shown.tensors if row.role == "weight"} - averages)
     about = [
-        f"the newest {fmt.count(len(shown.steps))} of {fmt.counted(n_checkpoints(shown), 'checkpoint')}"
+        f"the newest {fmt.counted(len(shown.steps), 'step')}, {fmt.count(shown.n_unread)} not read yet"
         if shown.n_unread
         else f"{fmt.counted(len(shown.steps), 'step')} · {fmt.size(shown.total_bytes)}",
         f"{fmt.size(shown.n_parameters).rstrip('B')} parameters in {fmt.counted(n_tensors, 'tensor')}",
@@ -276,8 +269,6 @@ def require(
         remember_recent(subject.path, subject.kind)
     st.set_page_config(page_title=f"{fmt.printable(subject.name)} · {page}")
     show(subject, watched=watched)
-    if text := state.log_choice(path):
-        subject = answer(lambda: services.with_log(subject, text)) or subject
     if not subject.steps:
         _no_steps(subject)
         return None

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from inshrink_app import services
 from inshrink_app.model.problem import ServiceError
-from inshrink_app.pages.archives.figures import frames_figure
+from inshrink_app.pages.archives.compare import frames_figure
 from inshrink_app.services import jobs as job_services
 from streamlit.testing.v1 import AppTest
 

@@ -1,62 +1,18 @@
-"""Metrics from another file: kept by the link, shown on every page."""
+"""Long curves are reduced to what shows."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
 from inshrink_app import services
-from inshrink_app.model.problem import ServiceError
 from inshrink_app.widgets import figures
-from streamlit.testing.v1 import AppTest
 
-from tests.app.builders import charts, explorer, visit, write_run
-
-TABLE = "epoch;wall_time;val/loss;acc\n10;1;0.5;0.1\n20;2;0.25;0.2\n30;3;nan;0.3\n"
+from tests.app.builders import write_run
 
 
-@pytest.fixture
-def run(root, jobs) -> Path:
-    folder = write_run(root / "run")
-    (folder / "tb").mkdir()
-    (folder / "tb" / "tune.csv").write_text(TABLE)
-    (root / "beside.jsonl").write_text('{"step": 10, "lr": 0.1}\n')
-    (root / "notes.txt").write_text("no metrics")
-    return folder
-
-
-def has_curves(app: AppTest) -> bool:
-    return any("Curves above the map" in found.label for found in app.multiselect)
-
-
-def test_metrics_of_another_file_are_drawn_and_kept_by_the_link(run):
-    tune = str(run / "tb" / "tune.csv")
-    app = explorer("run", run=str(run))
-    assert not has_curves(app)
-    app.text_input(key=f"map.log.{run}.").set_value("run/tb/tune.csv").run()
-    assert app.query_params["log"] == "run/tb/tune.csv"
-    assert has_curves(app)
-    visit(app, "archives").run()
-    assert app.query_params["log"] == "run/tb/tune.csv"
-    app = explorer("run", run=str(run), log=tune)
-    assert has_curves(app)
-    app.text_input(key=f"map.log.{run}.{tune}").set_value("").run()
-    assert "log" not in app.query_params
-    assert not has_curves(app)
-
-
-def test_a_link_that_names_no_metrics_is_answered_and_the_page_is_drawn(run):
-    shown = services.load_subject(str(run))
-    for said in ("7", "{", "/etc/passwd", "run/tb/gone.csv", "notes.txt", "[[],[],[]]"):
-        with pytest.raises(ServiceError):
-            services.with_log(shown, said)
-    assert charts(explorer("run", run=str(run), log="/etc/passwd")) >= 1
-
-
-def test_of_very_many_values_those_that_show_are_drawn(run):
+def test_of_very_many_values_those_that_show_are_drawn(root):
     lines = [f"{step},{'9' if step == 7_777 else step / 1e6}" for step in range(20_000)]
-    (run / "tb" / "long.csv").write_text("\n".join(["step,acc", *lines]))
-    shown = services.with_log(services.load_subject(str(run)), str(run / "tb" / "long.csv"))
+    run = write_run(root / "run")
+    (run / "metrics.csv").write_text("\n".join(["step,acc", *lines]))
+    shown = services.load_subject(str(run))
     (drawn,) = figures.log_figure(shown.log, {"all": list(shown.log)}).data
     assert len(drawn.x) < 3 * figures.CURVE_PARTS
     assert max(drawn.y) == 9

@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from inshrink_app.jobs.printed import python_text, shell_text
 from inshrink_app.jobs.work import Work
+from inshrink_app.widgets.ending import python_text, shell_text
 
 from inshrink_core.cli.derived import read_request
 from inshrink_core.plugins import VERBS, plugins

@@ -11,7 +11,6 @@ import torch
 from inshrink_app import services
 from inshrink_app.pages.run import view
 from inshrink_app.services import measuring
-from streamlit.testing.v1 import app_test
 
 import inshrink_core
 from tests.app.builders import (
@@ -22,7 +21,6 @@ from tests.app.builders import (
     explorer,
     linked,
     sensitivity_table,
-    session,
     subject,
     texts,
     write_run,
@@ -96,7 +94,6 @@ def test_a_cheap_measurement_that_an_ended_explorer_left_goes_on_by_itself(run, 
 
 
 def test_a_link_starts_no_measurement_until_its_reader_asks(run, jobs, monkeypatch):
-    monkeypatch.setattr(services, "warm_up", refuse)
     monkeypatch.setattr(services, "drill_down", refuse)
     link = {"run": str(run), "metric": "magnitude", "layer": "layers.0.weight", "step": "20"}
     app = linked("run", **link)
@@ -209,8 +206,8 @@ def test_a_run_with_an_unreadable_checkpoint_says_which(root, jobs):
 
 
 def test_opening_reads_headers_only(root):
-    opened = services.load_subject(str(SAMPLE))
-    assert opened.bytes_read < 0.2 * opened.total_bytes
+    found = services.opened(str(SAMPLE))
+    assert found.engine.bytes_read < 0.2 * found.subject.total_bytes
 
 
 def test_all_tensors_are_listed_from_headers_and_filtered(root, jobs, monkeypatch):
@@ -227,13 +224,3 @@ def test_all_tensors_are_listed_from_headers_and_filtered(root, jobs, monkeypatc
 def test_the_archive_of_another_run_is_not_claimed(root):
     inshrink_core.compress(write_run(root / "a" / "run", (1, 2)), root / "run.inshrink", codec="lossless")
     assert services.load_subject(str(write_run(root / "run", (10, 20)))).archive is None
-
-
-def test_former_addresses_lead_here_with_what_they_say(archived, jobs):
-    for former in ("overview", "sensitivity", "allocate", "search"):
-        app = session(run=str(archived), stat="p99")
-        app._page_hash = app_test.calc_hash(former)
-        app.run()
-        assert app.query_params["stat"] == "p99", former
-        assert charts(app) >= 1
-    assert jobs.started == []

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from inshrink_app import services
-from inshrink_app.jobs.printed import python_text
 from inshrink_app.jobs.registry import JobRegistry
 from inshrink_app.widgets import header as watch
+from inshrink_app.widgets.ending import python_text
 
 from tests.app.builders import charts, explorer, sensitivity_table, texts, write_run
 from tests.app.job_stubs import scripted, work_of
@@ -26,7 +26,7 @@ def test_a_look_counts_reruns_only_where_there_is_another_checkpoint(run, monkey
     monkeypatch.setattr(watch.st, "badge", lambda *_, **__: None)
     monkeypatch.setattr(watch.st, "rerun", lambda: reruns.append(True))
     found = services.opened(str(run))
-    read = found.subject.bytes_read
+    read = found.engine.bytes_read
 
     def look() -> int:
         watch.look.__wrapped__(str(run), found.token, found.stamp)
@@ -40,8 +40,8 @@ def test_a_look_counts_reruns_only_where_there_is_another_checkpoint(run, monkey
     assert look() == 1
     grown = services.load_subject(str(run))
     assert grown.steps == (10, 20, 30, 40)
-    assert grown.bytes_read - read < read, "headers that are known are not read again"
     found = services.opened(str(run))
+    assert found.engine.bytes_read - read < read, "headers that are known are not read again"
     assert look() == 1
 
 

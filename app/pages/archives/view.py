@@ -11,7 +11,7 @@ from inshrink_app import services, state
 from inshrink_app.model import Page, ServiceError, Subject, config_words
 from inshrink_app.pages.archives import compare, pack, tensors, upkeep, write
 from inshrink_app.pages.archives import table as archive_table
-from inshrink_app.pages.archives.figures import frames_figure
+from inshrink_app.pages.archives.compare import frames_figure
 from inshrink_app.theme import archive_colours
 from inshrink_app.widgets import choices, fmt, header, listing, quality
 from inshrink_app.widgets.figures import log_figure
@@ -226,4 +226,4 @@ def report_parts(chain: ChainReport, run: Subject) -> Iterator[Part]:
     yield Part(f"Tensors of step {step}", listing.tensors(run.tensors))
 
 
-PAGE = Page("Archives", ":material/inventory_2:", render, former=("archive", "compare", "export"))
+PAGE = Page("Archives", ":material/inventory_2:", render)

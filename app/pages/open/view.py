@@ -165,4 +165,4 @@ def _drop() -> None:
             st.rerun()
 
 
-PAGE = Page("Open", ":material/folder_open:", render, address="home", former=("start", "open", "jobs"))
+PAGE = Page("Open", ":material/folder_open:", render, address="home")

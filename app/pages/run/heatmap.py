@@ -97,17 +97,11 @@ class StepAxis(NamedTuple):
     since: int | None = None
 
     @classmethod
-    def of(
-        cls,
-        steps: Sequence[int],
-        missing: Iterable[int] = (),
-        limit: int = MAX_COLUMNS,
-        since: int | None = None,
-    ) -> StepAxis:
-        """Arrange ascending steps in at most `limit` columns, with missing ones between them."""
-        edges = np.linspace(0, len(steps), min(limit, len(steps)) + 1).round().astype(int).tolist()
+    def of(cls, steps: Sequence[int], missing: Iterable[int] = (), since: int | None = None) -> StepAxis:
+        """Arrange ascending steps in at most `MAX_COLUMNS` columns, with missing ones between them."""
+        edges = np.linspace(0, len(steps), min(MAX_COLUMNS, len(steps)) + 1).round().astype(int).tolist()
         columns = [(first, end, steps[end - 1]) for first, end in pairwise(edges)]
-        if len(steps) <= limit:
+        if len(steps) <= MAX_COLUMNS:
             columns += [(0, 0, step) for step in missing]
         columns.sort(key=lambda column: column[2])
         ends = tuple(step for _, _, step in columns)
@@ -133,9 +127,10 @@ class StepAxis(NamedTuple):
 
     def positions(self, steps: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the positions of any ascending steps."""
-        if self.since is None:
-            return np.interp(steps, self.steps, self.centres)
-        return np.interp(steps, [self.since, *self.steps], [self.span[0], *self.centres])
+        known, centres = list(self.steps), self.centres.tolist()
+        if self.since is not None:
+            known, centres = [self.since, *known], [self.span[0], *centres]
+        return np.asarray(np.interp(steps, known, centres), np.float64)
 
     @property
     def gaps(self) -> tuple[int, ...]:

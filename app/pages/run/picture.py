@@ -61,7 +61,8 @@ def show(view: View, found: Selection | None, ticked: Sequence[str], *, is_parti
     curves = tuple((name, view.shown.log[name]) for name in view.look.curves if name in view.shown.log)
     # The frame is that of the whole training while its earlier checkpoints are being read.
     logged = [series[0][0] for _, series in curves if series]
-    since = min([table.steps[0], *logged]) if view.shown.n_unread else None
+    is_end = view.shown.n_unread > 0 and table.steps == view.shown.steps
+    since = min([table.steps[0], *logged]) if is_end else None
 
     def make() -> go.Figure:
         shapes = ["" if row.shape is None else fmt.shape(row.shape) for row in table.rows]

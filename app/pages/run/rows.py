@@ -136,29 +136,12 @@ def controls(shown: Subject) -> Look:
                     max_selections=_MAX_CURVES,
                     key=f"map.curves.{shown.path}",
                 )
-            _metrics_file()
         with st.popover("?", type="tertiary", key="keys", help="Keys of the map"):
             st.markdown(_KEYS)
     if colour in ("bits", "error"):
         statistic = "mean"
     metric = metric if colour == "sensitivity" else colour
     return Look(colour, metric, level, statistic, order, pattern, tuple(curves))
-
-
-def _metrics_file() -> None:
-    """Draw the choice of another file of training metrics."""
-    run = state.run_path() or ""
-    used = state.log_choice(run)
-    typed = st.text_input(
-        "Curves from another file",
-        used,
-        key=f"map.log.{run}.{used}",
-        placeholder="runs/my-training/history.csv",
-        help="CSV, JSON lines or TensorBoard events. Leave it empty for the run's own log.",
-    ).strip()
-    if typed != used:
-        state.choose_log(run, typed)
-        st.rerun()
 
 
 def _missing(shown: Subject) -> str:

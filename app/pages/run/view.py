@@ -63,8 +63,6 @@ def _archive(shown: Subject) -> None:
 @st.fragment
 def _place(shown: Subject) -> None:
     """Draw everything below the header as a fragment, so that a click redraws only this part."""
-    if state.was_clicked():
-        services.warm_up()
     left, right = st.columns([5, 2], gap="medium")
     controls, notices, figure, progress, below = (left.container() for _ in range(5))
     card, panel = (right.container() for _ in range(2))
@@ -76,7 +74,7 @@ def _place(shown: Subject) -> None:
         board = _board(shown)
         values = _stable(measured or _unmeasured(shown, look, board, job), shown)
         is_partial = measured is None and bool(_metrics(look))
-        found = _valid(chosen.current(shown.steps), values)
+        found = _valid(chosen.current(values.steps), values)
     ticked = chosen.ticked(str(shown.path))
     view = rows.narrowed(shown, values, look, found)
     with figure:
@@ -213,7 +211,9 @@ def _panel(view: View, found: Selection | None) -> None:
                 for label, icon, tip, act, args in actions:
                     look: dict[str, Any] = {"icon": f":material/{icon}:", "type": "tertiary", "help": tip}
                     st.button(label, on_click=act, args=args, **look)
-        if any(row.name == found.layer for row in view.tensors.rows):
+        if found.step not in view.shown.steps:
+            st.caption("This checkpoint is not read yet.")
+        elif any(row.name == found.layer for row in view.tensors.rows):
             tensor.show(view.shown, view.tensors, found.layer, found.step)
         else:
             rows.show_group(view, found)
@@ -279,4 +279,4 @@ def _code(
         tensor.code(shown, found.layer, found.step, metric)
 
 
-PAGE = Page("Run", ":material/grid_on:", render, former=("overview", "sensitivity", "allocate", "search"))
+PAGE = Page("Run", ":material/grid_on:", render)
