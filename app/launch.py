@@ -44,7 +44,6 @@ _SCHEMES = ("s3:", "gs:", "az:", "hf:")
 _LONGEST_REASON = 400
 _SECONDS_TO_LISTEN = 30.0
 _SECONDS_BETWEEN_LOOKS = 0.02
-_SECONDS_OF_FIRST_PAGE = 3.0
 
 
 def run(
@@ -278,9 +277,9 @@ def _mend_streamlit() -> None:
 
 
 def _load_ahead() -> None:
-    """Import the drawing code of every page while the browser opens, and then the slow parts of the engine.
+    """Import the drawing code of every page while the browser opens, which takes two seconds.
 
-    No file of a run is opened, except of the bundled sample.
+    No file of a run is opened.
     """
     if not _server_is_up():
         return
@@ -301,10 +300,6 @@ def _load_ahead() -> None:
     for package in (widgets, pages):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             importlib.import_module(module.name)
-    from inshrink_app.services import load_ahead
-
-    time.sleep(_SECONDS_OF_FIRST_PAGE)
-    load_ahead()
 
 
 def _server_is_up() -> bool:

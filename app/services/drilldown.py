@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import streamlit as st
 from inshrink_app.model import ServiceError, Subject
 from inshrink_app.server.recent import load_recent
 from inshrink_app.server.roots import Address, list_folder, real_path, settings
@@ -197,8 +200,15 @@ def other_runs(subject: Subject) -> tuple[Path, ...]:
     return tuple(known)[:_MAX_OTHER_RUNS]
 
 
+@st.cache_resource(show_spinner=False)
+def warm_up() -> None:
+    """Load the slow parts of the engine once, in a thread."""
+    threading.Thread(target=load_ahead, daemon=True).start()
+
+
 def load_ahead() -> None:
     """Encode the smallest matrix of a bundled sample with the default codec, which takes long to load."""
+    time.sleep(3.0)  # Until the page is drawn.
     try:
         for sample in samples()[:1]:
             run = inshrink_core.open(sample)

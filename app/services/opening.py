@@ -124,12 +124,10 @@ def load_whole(text: str) -> Subject:
     ServiceError
         Nothing to open exists at the path, or it cannot be read.
     """
-    found = load_subject(text)
-    if found.n_unread:
-        reading_of(found).start()
-        reading_of(found).wait()
-        return load_subject(text)
-    return found
+    reading = reading_of(load_subject(text))
+    reading.start()
+    reading.wait()
+    return load_subject(text)
 
 
 class Reading:

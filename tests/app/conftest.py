@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import streamlit as st
+from inshrink_app import services
 from inshrink_app.pages.run import board
 from inshrink_app.server import roots
 from inshrink_app.services import jobs as job_services
@@ -43,6 +44,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(roots._Current, "value", None)
     # What Run tries and estimates by itself are processes; `asked_for` lets it.
     monkeypatch.setattr(board, "may_begin", lambda: False)
+    monkeypatch.setattr(services, "warm_up", lambda: None)
     st.cache_resource.clear()
     st.cache_data.clear()
     roots.configure([folder])

@@ -94,6 +94,7 @@ def test_a_cheap_measurement_that_an_ended_explorer_left_goes_on_by_itself(run, 
 
 
 def test_a_link_starts_no_measurement_until_its_reader_asks(run, jobs, monkeypatch):
+    monkeypatch.setattr(services, "warm_up", refuse)
     monkeypatch.setattr(services, "drill_down", refuse)
     link = {"run": str(run), "metric": "magnitude", "layer": "layers.0.weight", "step": "20"}
     app = linked("run", **link)

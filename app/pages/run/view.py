@@ -63,6 +63,8 @@ def _archive(shown: Subject) -> None:
 @st.fragment
 def _place(shown: Subject) -> None:
     """Draw everything below the header as a fragment, so that a click redraws only this part."""
+    if state.was_clicked():
+        services.warm_up()
     left, right = st.columns([5, 2], gap="medium")
     controls, notices, figure, progress, below = (left.container() for _ in range(5))
     card, panel = (right.container() for _ in range(2))
@@ -125,10 +127,9 @@ def _metrics(look: Look) -> tuple[str, ...]:
 
 def _measured(shown: Subject, look: Look) -> tuple[Sensitivity | None, Job | None]:
     """Return the measurement for the map, and its job until it is ready."""
-    tables: list[Any]
     if shown.n_unread:
         measure, metrics = services.latest_measured, _metrics(look) if state.was_asked_for() else ()
-        tables = answer(lambda: [measure(shown, metric) for metric in metrics]) or []
+        tables: list[Any] = answer(lambda: [measure(shown, metric) for metric in metrics]) or []
     else:
         jobs = answer(lambda: [_job(shown, metric) for metric in _metrics(look)]) or ()  # All start at once.
         for job in jobs:
