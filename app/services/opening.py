@@ -30,8 +30,8 @@ from inshrink_core.verbs.shared.measured import run_content
 _SECONDS_AT_ONCE = 0.5
 """Time in which the newest checkpoints of a run are read; a thread reads the others."""
 
-_SECONDS_OF_PATIENCE = 0.2
-"""Longest time for which that thread waits, before each checkpoint, for pages to be drawn."""
+_SECONDS_OF_PATIENCE = (5.0, 0.2)
+"""Longest time for which it waits for pages to be drawn: before it begins, and between checkpoints."""
 
 DRAWING: set[int] = set()
 """Identifiers of the threads that draw a page now."""
@@ -206,7 +206,7 @@ class Reading:
 
     def _until_stopped(self, paths: Sequence[Path]) -> Iterator[Path]:
         for self.n_read, path in enumerate(_latest_first(paths)):
-            until = time.monotonic() + _SECONDS_OF_PATIENCE
+            until = time.monotonic() + _SECONDS_OF_PATIENCE[self.n_read > 0]
             while DRAWING and not self._is_stopped and time.monotonic() < until:
                 time.sleep(0.01)
             if self._is_stopped:
