@@ -10,7 +10,7 @@ from inshrink_app.model import ServiceError, Subject, config_words
 from inshrink_app.server.recent import load_recent
 from inshrink_app.server.roots import Address, real_path, scan, settings
 from inshrink_app.services.inside import samples
-from inshrink_app.services.opening import chain_of, listed_at, load_subject
+from inshrink_app.services.opening import chain_of, listed_at, load_whole
 
 from inshrink_core.chain.report import ChainReport
 
@@ -90,7 +90,7 @@ def original_of(subject: Subject) -> Subject | None:
     paths += map(str, samples())
     for path in dict.fromkeys(paths):
         try:
-            found = load_subject(path)
+            found = load_whole(path)
         except ServiceError:
             continue
         if found.kind == "run" and set(subject.steps) <= set(found.steps):

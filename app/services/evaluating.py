@@ -1,13 +1,15 @@
-"""Evaluators of a run: their code, consent to run it, and their trial."""
+"""Evaluators of a run: their code, consent to run it, their trial, and comparisons of archives."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from inshrink_app.jobs import Work
+from inshrink_app.jobs import Job, Work
 from inshrink_app.model import ServiceError, Subject
 from inshrink_app.server.recent import is_trusted
 from inshrink_app.server.roots import settings
@@ -17,10 +19,14 @@ from inshrink_app.services.inside import answered, reported
 from inshrink_app.services.jobs import job_of
 from inshrink_app.services.opening import opened, resolve
 
-from inshrink_core.evaluate import own_samples
+from inshrink_core.chain.report import ChainReport
+from inshrink_core.evaluate import Comparison, EvaluatedStep, own_samples
 from inshrink_core.formats.logs.log import read_settings
+from inshrink_core.metrics import Direction
 from inshrink_core.samples import is_trusted_sample
+from inshrink_core.verbs.compare import CompareArchives
 from inshrink_core.verbs.evaluate import Evaluate
+from inshrink_core.verbs.shared.measured import EvaluatorId, Known, Measurements, merged
 
 _MAX_CODE_BYTES = 200_000
 """Code larger than this is neither read nor offered."""
@@ -199,3 +205,82 @@ def evaluator_trial(shown: Subject, evaluator: EvaluatorCode) -> Work:
     request = Evaluate(str(shown.path), step=shown.steps[-1], **asked.fields)
     of = (opened(str(shown.path)).token, evaluator.digest)
     return Work.asking([request], shown.path, "run", "evaluator", of=of, trusted=evaluator.trusted)
+
+
+MAX_COMPARED = 8
+"""Number of steps that a comparison covers by default: enough to show a trend, and quick."""
+
+
+def comparison(
+    subject: Subject,
+    archives: Sequence[Path],
+    steps: Sequence[int],
+    evaluator: EvaluatorCode | None,
+    **more: Any,
+) -> CompareArchives:
+    """Return the request that compares archives with their run."""
+    fields = evaluator_fields(evaluator) | more
+    return CompareArchives(tuple(map(str, archives)), str(subject.path), steps=tuple(steps) or None, **fields)
+
+
+def comparison_work(
+    subject: Subject,
+    archives: Sequence[ChainReport],
+    request: CompareArchives,
+    evaluator: EvaluatorCode | None,
+) -> Work:
+    """Return the work of a comparison. The evaluator must be trusted or bundled.
+
+    A changed run or archive makes a new question, so earlier jobs do not answer it.
+    """
+    of = (opened(str(subject.path)).token, *(chain.content for chain in archives))
+    trusted = "" if evaluator is None else evaluator.trusted
+    return Work.asking([request], subject.path, "archives", "compare", of=of, trusted=trusted)
+
+
+def known_by_metric(chain: ChainReport) -> dict[str, Known]:
+    """Return the newest measurement of an archive for each metric.
+
+    If no measurement matches the present archive, return those from before its last change.
+    """
+    store = Measurements.of_archive(chain) if chain.archive_id else None
+    for earlier in (False, True):
+        rows = [] if store is None else list(store.rows("compare", earlier=earlier))
+        if earlier and rows:
+            rows = [row for row in rows if row.content == rows[0].content]
+        found = {}
+        for metric in dict.fromkeys(str(row.document.get("metric")) for row in rows):
+            known = merged([row for row in rows if row.document.get("metric") == metric])
+            if known is not None:
+                found[metric] = replace(known, archive=str(chain.path), is_current=not earlier)
+        if found:
+            return found
+    return {}
+
+
+def compared(job: Job) -> tuple[Known, ...]:
+    """Return the results of a comparison so far, for each archive and metric."""
+    rows: dict[tuple[str, str], dict[int, dict[str, Any]]] = {}
+    for row in job.partial_rows():
+        rows.setdefault((str(row["of"]), str(row.get("metric"))), {})[int(row["step"])] = row
+    found = []
+    for (path, _), by_step in rows.items():
+        first = next(iter(by_step.values()))
+        errors = {
+            step: error for step, row in by_step.items() if (error := row.get("standard_error")) is not None
+        }
+        in_order = (row for _, row in sorted(by_step.items()))
+        fields: list[dict[str, Any]] = [
+            {name: row.get(name) for name in EvaluatedStep.__slots__} for row in in_order
+        ]
+        steps = [EvaluatedStep(**row) for row in fields]
+        known = Known(
+            archive=path,
+            at=job.started_at,
+            evaluator=EvaluatorId("", ""),
+            comparison=Comparison.over(steps, first["metric"], Direction(first["direction"])),
+            n_samples=first.get("n"),
+            standard_errors=errors,
+        )
+        found.append(known)
+    return tuple(found)

@@ -7,13 +7,15 @@ import dataclasses
 import hashlib
 import os
 import shlex
+import threading
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import streamlit as st
 from inshrink_app.model import ServiceError, Subject
 from inshrink_app.server.roots import Address, OutsideRootsError, path_of, real_path, settings
-from inshrink_app.services.headers import files_stamp, forget_headers, store_headers, stored_headers
 from inshrink_app.services.inside import is_inside, is_own, keep_inside, reported, require_inside
 
 import inshrink_core
@@ -21,18 +23,31 @@ from inshrink_core import Run
 from inshrink_core.archive.storage.registry import object_at, storage_at
 from inshrink_core.chain import Archive, original_checks
 from inshrink_core.chain.report import ChainReport, chain_report
-from inshrink_core.errors import clipped
+from inshrink_core.errors import InshrinkError, clipped
 from inshrink_core.formats import Skipped, read_metrics, split_step_pattern
+from inshrink_core.formats.names import step_in_name
 from inshrink_core.verbs.shared.measured import run_content
 
-_MAX_OPEN = 4
-"""Largest number of open runs; the headers of 400 tensors at 200 checkpoints take about 100 MB."""
+_SECONDS_AT_ONCE = 0.5
+"""Time in which the newest checkpoints of a run are read; a thread reads the others."""
+
+_SECONDS_OF_PATIENCE = (5.0, 0.2)
+"""Longest time for which it waits for pages to be drawn: before it begins, and between checkpoints."""
+
+DRAWING: set[int] = set()
+"""Identifiers of the threads that draw a page now."""
 
 _LONGEST_SHOWN = 400
 """Number of characters of a refused path that an error message repeats."""
 
 _SECONDS_ELSEWHERE = 30.0
 """Time after which an address is checked again; Refresh checks it at once."""
+
+_MAX_FILES = 20_000
+"""A folder with more files is not checked for changes."""
+
+_ENGINE_FOLDER = ".inshrink"
+"""Folder of the engine's measurements, which is not a part of the run."""
 
 _NOTHING = (0, 0)
 """The stamp of a missing file."""
@@ -41,12 +56,13 @@ _NOTHING = (0, 0)
 class Opened(NamedTuple):
     """The headers of a run or an archive.
 
-    `token` changes with the data and keys the measurements of a run. `stamp` covers all files as they were
-    before reading; None if it is unavailable.
+    `token` changes with the data and keys the measurements of a run. `engine` reads the data. `stamp` covers
+    all files as they were before reading; None if it is unavailable.
     """
 
     subject: Subject
     token: str
+    engine: Run | Archive
     stamp: str | None = None
 
 
@@ -91,7 +107,7 @@ def place_of(path: Path) -> Path:
 
 
 def load_subject(text: str) -> Subject:
-    """Open a run or an archive by its path; read headers only.
+    """Open a run or an archive by its path; read headers only, of a large run the newest at first.
 
     Raises
     ------
@@ -101,17 +117,149 @@ def load_subject(text: str) -> Subject:
     return opened(text).subject
 
 
+def load_whole(text: str) -> Subject:
+    """Open a run or an archive by its path, and wait until the headers of all its checkpoints are read.
+
+    Raises
+    ------
+    ServiceError
+        Nothing to open exists at the path, or it cannot be read.
+    """
+    reading = reading_of(load_subject(text))
+    reading.start()
+    reading.wait()
+    return load_subject(text)
+
+
+class Reading:
+    """The headers of a run in memory, and the thread that reads those of a large run.
+
+    Parameters
+    ----------
+    path
+        The run.
+
+    Attributes
+    ----------
+    n_read
+        Number of checkpoints that the thread has read.
+    is_wanted
+        Whether the thread shall run; False once the user stopped it.
+    is_ahead
+        Whether the thread has ended, and `latest` returns more than before.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.n_read = 0
+        self.is_wanted, self.is_ahead = True, False
+        self._path = path
+        self._run: Run | None = None
+        self._error: Exception | None = None
+        self._is_stopped = False
+        self._thread: threading.Thread | None = None
+
+    def latest(self) -> Run | Archive:
+        """Return what is at the path: of a large run that is not in memory, the newest checkpoints.
+
+        A run in memory reads only the headers of changed files again.
+        """
+        self._is_stopped = True
+        self.wait()
+        is_ahead, self.is_ahead = self.is_ahead, False
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+        run = self._run
+        if run is None:
+            engine = inshrink_core.open(self._path, reading=_newest_first)
+        else:
+            engine = run if is_ahead else run.refresh(_newest_first if run.n_unread else None)
+        self._run = engine if isinstance(engine, Run) else None
+        return engine
+
+    def start(self) -> None:
+        """Read the other checkpoints in a thread, unless it runs already."""
+        is_running = self._thread is not None and self._thread.is_alive()
+        if self._run is not None and self._run.n_unread and not is_running and not self.is_ahead:
+            self.is_wanted, self._is_stopped = True, False
+            self._thread = threading.Thread(target=self._read, args=(self._run,), daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Let the thread end after the current checkpoint; what it has read is kept."""
+        self.is_wanted, self._is_stopped = False, True
+
+    def wait(self) -> None:
+        """Wait until the thread has ended."""
+        DRAWING.discard(threading.get_ident())  # The thread would wait for this one.
+        if self._thread is not None:
+            self._thread.join()
+
+    def _read(self, run: Run) -> None:
+        try:
+            found = run.refresh(self._until_stopped)
+            if found.n_unread < run.n_unread:
+                self._run = found
+        except (InshrinkError, OSError) as error:
+            # A selection of too few checkpoints may be no run.
+            self._error = None if self._is_stopped else error
+        self.is_ahead = True
+
+    def _until_stopped(self, paths: Sequence[Path]) -> Iterator[Path]:
+        for self.n_read, path in enumerate(_latest_first(paths)):
+            until = time.monotonic() + _SECONDS_OF_PATIENCE[self.n_read > 0]
+            while DRAWING and not self._is_stopped and time.monotonic() < until:
+                time.sleep(0.01)
+            if self._is_stopped:
+                return
+            yield path
+
+
+@st.cache_resource(show_spinner=False, max_entries=16)
+def _reading_at(path: str) -> Reading:
+    return Reading(path)
+
+
+def reading_of(subject: Subject) -> Reading:
+    """Return the reading of a run."""
+    return _reading_at(str(subject.path))
+
+
+def _newest_first(paths: Sequence[Path]) -> Iterator[Path]:
+    """Yield checkpoints for a while, the latest first; two at least, for the movement between them."""
+    until = time.monotonic() + _SECONDS_AT_ONCE
+    for place, path in enumerate(_latest_first(paths)):
+        if place > 1 and time.monotonic() > until:
+            return
+        yield path
+
+
+def _latest_first(paths: Sequence[Path]) -> list[Path]:
+    """Return the paths of checkpoints by the steps in their names, the latest first."""
+    steps = {path: step_in_name(path.name) for path in paths}
+    return sorted(
+        reversed(paths), key=lambda path: -1 if (step := steps[path]) is None else step, reverse=True
+    )
+
+
 def refresh(path: Path) -> None:
     """Drop a run from the cache, so that new checkpoints appear."""
     if isinstance(path, Address):
         _seen_at.clear(str(place_of(path)))
-    forget_headers(path)
     _open_at.clear(str(path), *_stamp(path))
     _chain_at.clear()
 
 
 def opened(text: str) -> Opened:
-    """Return the open run at a path, from the cache unless its folder or archive has changed."""
+    """Return the open run at a path, from the cache unless its folder or archive has changed.
+
+    Of a large run, only the newest checkpoints are read at first (`Subject.n_unread`, `reading_of`).
+
+    Raises
+    ------
+    ServiceError
+        Nothing to open exists at the path, or it cannot be read.
+    """
     path = resolve(text)
     stamp = _stamp(path)
     if stamp == _NOTHING:
@@ -119,6 +267,9 @@ def opened(text: str) -> Opened:
             "there is nothing at this path", str(path), "it may have been moved; open it again"
         )
     found = _open_at(str(path), *stamp)
+    if found.subject.n_unread and reading_of(found.subject).is_ahead:
+        _open_at.clear(str(path), *stamp)
+        found = _open_at(str(path), *stamp)
     if found.subject.kind == "archive":
         return found
     archive = _archive_of_run(found.subject)
@@ -134,32 +285,31 @@ def engine_of(subject: Subject) -> tuple[Run | Archive, str]:
         It cannot be opened any more.
     """
     found = opened(str(subject.path))
-    return engine_at(str(found.subject.path), found.token), found.token
+    return found.engine, found.token
 
 
-@st.cache_resource(show_spinner=False, max_entries=_MAX_OPEN)
-def engine_at(path: str, token: str, _made: Run | Archive | None = None) -> Run | Archive:
-    """Return the engine's run or archive at a path; a few stay open, shared by all sessions.
+def files_stamp(folder: Path) -> str | None:
+    """Return a stamp that changes with any file of a run; None if it is unavailable or too expensive."""
+    digest = hashlib.sha256()
+    n_files = 0
+    try:
+        for parent, folders, names in os.walk(folder, onerror=_refuse):
+            folders[:] = sorted(name for name in folders if name != _ENGINE_FOLDER)
+            for name in sorted(names):
+                n_files += 1
+                if n_files > _MAX_FILES:
+                    return None
+                path = os.path.join(parent, name)  # noqa: PTH118 - ten times the speed of a Path
+                status = os.stat(path)  # noqa: PTH116
+                text = f"{path}\0{status.st_size}\0{status.st_mtime_ns}\0{status.st_ino}\0"
+                digest.update(text.encode(errors="surrogateescape"))
+    except OSError:
+        return None
+    return digest.hexdigest()
 
-    Parameters
-    ----------
-    path
-        Its real path.
-    token
-        Cache key that changes with its files.
-    _made
-        The run or archive, if the caller has just opened it.
 
-    Raises
-    ------
-    ServiceError
-        It cannot be opened.
-    """
-    if _made is not None:
-        return _made
-    require_inside(place_of(path_of(path)))
-    with reported():
-        return keep_inside(inshrink_core.open(path))
+def _refuse(error: OSError) -> None:
+    raise error
 
 
 def _stamp(path: Path) -> tuple[int, int]:
@@ -192,29 +342,14 @@ def _open_at(path: str, mtime_ns: int, size: int) -> Opened:
     place = place_of(path_of(path))
     require_inside(place)
     stamp = files_stamp(place) if place.is_dir() else None
-    stored = stored_headers(Path(path), stamp) if stamp is not None else None
-    if stored is not None:
-        return Opened(*stored, stamp)
-    newest = _newest(path)
     with reported():
-        # A run that was open before reads only the headers of changed files again.
-        engine = keep_inside(newest.pop().refresh() if newest else inshrink_core.open(path))
+        engine = keep_inside(_reading_at(path).latest())
         if isinstance(engine, Archive):
-            found = Opened(_archive_subject(engine, path_of(path)), f"{mtime_ns}-{size}", stamp)
+            found = Opened(_archive_subject(engine, path_of(path)), f"{mtime_ns}-{size}", engine, stamp)
         else:
-            newest.append(engine)
             # The folder's time is no key, since measurements write their cache into the folder.
-            found = Opened(_run_subject(engine, path_of(path)), run_content(engine), stamp)
-    engine_at(path, found.token, engine)
-    if stamp is not None and found.subject.kind == "run":
-        store_headers(found.subject, found.token, stamp)
+            found = Opened(_run_subject(engine, path_of(path)), run_content(engine), engine, stamp)
     return found
-
-
-@st.cache_resource(show_spinner=False, max_entries=_MAX_OPEN)
-def _newest(path: str) -> list[Run]:
-    """Return the last opened run at a path in a list; empty without one."""
-    return []
 
 
 def _run_subject(run: Run, path: Path) -> Subject:
@@ -231,7 +366,6 @@ def _run_subject(run: Run, path: Path) -> Subject:
         steps=tuple(run.steps),
         tensors=tuple(run[run.steps[-1]].specs) if run.steps else (),
         total_bytes=sum(run.nbytes_of(step) for step in run.steps),
-        bytes_read=run.bytes_read,
         skipped=tuple(_shown(place, row) for row in run.skipped if not row.unreadable),
         unreadable=tuple(_shown(place, row) for row in run.unreadable),
         notes=tuple(run.notes),
@@ -240,6 +374,7 @@ def _run_subject(run: Run, path: Path) -> Subject:
         directory=run.directory,
         newest=run.path_of(run.steps[-1]) if run.steps else run.directory,
         log={name: tuple(series) for name, series in logged.items()},
+        n_unread=run.n_unread,
     )
 
 
@@ -261,7 +396,6 @@ def _archive_subject(archive: Archive, path: Path) -> Subject:
         steps=tuple(archive.steps),
         tensors=tuple(archive[archive.steps[-1]].specs) if archive.steps else (),
         total_bytes=chain.nbytes,
-        bytes_read=archive.bytes_read,
         notes=("steps come from the archive", f"checksums of the originals: {checks}") if checks else (),
         archive=chain,
     )
@@ -288,6 +422,27 @@ def _chain_at(path: str, stamps: tuple[tuple[int, int], ...]) -> ChainReport:
     require_inside(path_of(path))
     with reported():
         return dataclasses.replace(chain_report(Archive.open(path)), path=path_of(path))
+
+
+def with_log(shown: Subject, text: str) -> Subject:
+    """Return a run with the metrics of another file, by its untrusted path.
+
+    Raises
+    ------
+    ServiceError
+        The file is outside the roots, cannot be read, or has no metrics or steps.
+    """
+    path = resolve(text)
+    with reported():
+        status = path.stat()
+    return dataclasses.replace(shown, log=_log_at(str(path), status.st_mtime_ns, status.st_size))
+
+
+@st.cache_resource(show_spinner=False, max_entries=2)
+def _log_at(path: str, mtime_ns: int, size: int) -> dict[str, tuple[tuple[int, float], ...]]:
+    """Read a file; a million rows take seconds."""
+    with reported():
+        return {name: tuple(series) for name, series in read_metrics(path).log().items()}
 
 
 def listed_at(folder: Address) -> tuple[Address, ...]:
@@ -321,24 +476,3 @@ def _archive_of_run(run: Subject) -> ChainReport | None:
             if is_complete and set(found.steps) <= set(run.steps):
                 return found
     return None
-
-
-def with_log(shown: Subject, text: str) -> Subject:
-    """Return a run with the metrics of another file, by its untrusted path.
-
-    Raises
-    ------
-    ServiceError
-        The file is outside the roots, cannot be read, or has no metrics or steps.
-    """
-    path = resolve(text)
-    with reported():
-        status = path.stat()
-    return dataclasses.replace(shown, log=_log_at(str(path), status.st_mtime_ns, status.st_size))
-
-
-@st.cache_resource(show_spinner=False, max_entries=2)
-def _log_at(path: str, mtime_ns: int, size: int) -> dict[str, tuple[tuple[int, float], ...]]:
-    """Read a file; a million rows take seconds."""
-    with reported():
-        return {name: tuple(series) for name, series in read_metrics(path).log().items()}

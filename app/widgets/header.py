@@ -13,7 +13,7 @@ from inshrink_app.model import ServiceError, Subject
 from inshrink_app.server.recent import remember_recent
 from inshrink_app.server.roots import Address
 from inshrink_app.services import BOUNDS, USUAL, Bound
-from inshrink_app.services.headers import files_stamp
+from inshrink_app.services.opening import files_stamp
 from inshrink_app.widgets import evaluator, fmt, job_card, layout, listing, problem
 from inshrink_app.widgets.choices import pick_one
 from inshrink_app.widgets.layout import answer, section
@@ -41,8 +41,29 @@ def show(shown: Subject, *, watched: bool = False) -> None:
         job_card.jobs_drawer()
         if watched:
             watch(shown)
+    if shown.n_unread:
+        rest(shown)
     for note in shown.notes[1:]:
         st.caption(fmt.markdown(fmt.sentence(note)))
+
+
+@st.fragment(run_every=job_card.POLL_SECONDS)
+def rest(shown: Subject) -> None:
+    """Draw the reading of a run's other checkpoints; rerun the page at its end."""
+    reading = services.reading_of(shown)
+    if reading.is_ahead:
+        st.rerun()
+    if reading.is_wanted:
+        reading.start()
+    with st.container(horizontal=True, vertical_alignment="center", key="rest"):
+        if reading.is_wanted:
+            n_read, n_all = reading.n_read, len(shown.steps) + shown.n_unread
+            text = f"Reading checkpoint {fmt.count(n_read)} of {fmt.count(n_all)}, the latest first"
+            st.progress(min(1.0, n_read / n_all), text=text)
+            st.button("Stop", icon=":material/close:", key="rest.stop", on_click=reading.stop)
+        else:
+            st.caption(f"{fmt.counted(shown.n_unread, 'checkpoint')} are not read.", width="content")
+            st.button("Read them", icon=":material/resume:", key="rest.start", on_click=reading.start)
 
 
 def _run(shown: Subject, *, watched: bool) -> None:
@@ -53,8 +74,9 @@ def _run(shown: Subject, *, watched: bool) -> None:
     averages = set(services.averages_of(shown))
     n_tensors = len({row.name for row in shown.tensors if row.role == "weight"} - averages)
     about = [
-        fmt.counted(len(shown.steps), "step"),
-        fmt.size(shown.total_bytes),
+        f"the newest {fmt.counted(len(shown.steps), 'step')}, {fmt.count(shown.n_unread)} not read yet"
+        if shown.n_unread
+        else f"{fmt.counted(len(shown.steps), 'step')} · {fmt.size(shown.total_bytes)}",
         f"{fmt.size(shown.n_parameters).rstrip('B')} parameters in {fmt.counted(n_tensors, 'tensor')}",
         *(["with a moving average"] if averages else []),
     ]
@@ -252,7 +274,7 @@ def require(
     if not subject.steps:
         _no_steps(subject)
         return None
-    return subject
+    return None if subject.n_unread and not watched else subject
 
 
 def _lead_away(label: str) -> None:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from inshrink_app.model.sensitivity import Sensitivity
-from inshrink_app.pages.archives import figures as comparison_figures
+from inshrink_app.pages.archives import compare as comparison_figures
 from inshrink_app.pages.run import heatmap, picture, selection
 from inshrink_app.pages.run.heatmap import heatmap_figure
 from inshrink_app.services import Bound
@@ -23,9 +23,10 @@ from inshrink_core.verbs.shared.measured import EvaluatorId, Known
 from tests.app.builders import button, compared_row, explorer, sensitivity_table, subject, texts, write_run
 
 
-def test_many_steps_are_merged_by_the_mean_of_what_is_there():
+def test_many_steps_are_merged_by_the_mean_of_what_is_there(monkeypatch):
+    monkeypatch.setattr(heatmap, "MAX_COLUMNS", 3)
     values = np.asarray([[1, 3, np.nan, 5, np.nan, np.nan]], dtype=np.float32)
-    axis = heatmap.StepAxis.of((10, 20, 30, 40, 50, 60), limit=3)
+    axis = heatmap.StepAxis.of((10, 20, 30, 40, 50, 60))
     np.testing.assert_array_equal(axis.merged(values), np.asarray([[2, 5, np.nan]], dtype=np.float32))
     assert (axis.steps, axis.place_of(1), axis.column_of(3)) == ((20, 40, 60), 3, 1)
     assert axis.merged(values).dtype == np.float32

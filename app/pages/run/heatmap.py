@@ -85,26 +85,30 @@ class StepAxis(NamedTuple):
         The last step of each column.
     is_numeric
         Whether positions are steps.
+    since
+        For steps at the end of a longer training, of which the others are not known yet, its first step;
+        else None.
     """
 
     columns: tuple[tuple[int, int], ...]
     centres: NDArray[np.float64]
     steps: tuple[int, ...]
     is_numeric: bool
+    since: int | None = None
 
     @classmethod
-    def of(cls, steps: Sequence[int], missing: Iterable[int] = (), limit: int = MAX_COLUMNS) -> StepAxis:
-        """Arrange ascending steps in at most `limit` columns, with missing ones between them."""
-        edges = np.linspace(0, len(steps), min(limit, len(steps)) + 1).round().astype(int).tolist()
+    def of(cls, steps: Sequence[int], missing: Iterable[int] = (), since: int | None = None) -> StepAxis:
+        """Arrange ascending steps in at most `MAX_COLUMNS` columns, with missing ones between them."""
+        edges = np.linspace(0, len(steps), min(MAX_COLUMNS, len(steps)) + 1).round().astype(int).tolist()
         columns = [(first, end, steps[end - 1]) for first, end in pairwise(edges)]
-        if len(steps) <= limit:
+        if len(steps) <= MAX_COLUMNS:
             columns += [(0, 0, step) for step in missing]
         columns.sort(key=lambda column: column[2])
         ends = tuple(step for _, _, step in columns)
         closest = min((after - before for before, after in pairwise(ends)), default=1)
-        is_numeric = not ends or _NARROWEST * closest * len(ends) >= ends[-1] - ends[0]
+        is_numeric = since is None and (not ends or _NARROWEST * closest * len(ends) >= ends[-1] - ends[0])
         centres = np.asarray(ends if is_numeric else range(len(ends)), np.float64)
-        return cls(tuple((first, end) for first, end, _ in columns), centres, ends, is_numeric)
+        return cls(tuple((first, end) for first, end, _ in columns), centres, ends, is_numeric, since)
 
     @property
     def edges(self) -> NDArray[np.float64]:
@@ -114,6 +118,19 @@ class StepAxis(NamedTuple):
             return np.asarray([centre + side for centre in self.centres for side in (-0.5, 0.5)])
         ends = 2 * self.centres[[0, -1]] - middles[[0, -1]]
         return np.concatenate([ends[:1], middles, ends[1:]])
+
+    @property
+    def span(self) -> tuple[float, float]:
+        """Left and right end of the axis; unknown steps take the place of columns that the map will have."""
+        left, right = self.edges[[0, -1]].tolist()
+        return (left if self.since is None else min(left - 1, right - MAX_COLUMNS), right)
+
+    def positions(self, steps: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the positions of any ascending steps."""
+        known, centres = list(self.steps), self.centres.tolist()
+        if self.since is not None:
+            known, centres = [self.since, *known], [self.span[0], *centres]
+        return np.asarray(np.interp(steps, known, centres), np.float64)
 
     @property
     def gaps(self) -> tuple[int, ...]:
@@ -263,6 +280,7 @@ def heatmap_figure(
     curves: Sequence[tuple[str, Sequence[tuple[int, float]]]] = (),
     tree: Sequence[tuple[str, str]] = (),
     missing: Sequence[int] = (),
+    since: int | None = None,
 ) -> go.Figure:
     """Draw rows by steps, coloured by the logarithm of the value.
 
@@ -280,8 +298,10 @@ def heatmap_figure(
         Label in the tree of modules and shape of each row; by default only names.
     missing
         Steps that the run lacks.
+    since
+        First step of the training, if the steps before those of the table are not known yet.
     """
-    axis = StepAxis.of(table.steps, missing)
+    axis = StepAxis.of(table.steps, missing, since=since)
     n_rows = len(table.rows)
     row_pixels = next(pixels for most, pixels in _ROW_HEIGHTS if n_rows <= most)
     figure = go.Figure(layout={"height": TOOLBAR + max(220, n_rows * row_pixels + 62)})
@@ -374,7 +394,7 @@ def _name_rows(figure: go.Figure, tree: Sequence[tuple[str, str]]) -> None:
 def _add_steps(figure: go.Figure, axis: StepAxis) -> None:
     """Label the axis of steps, and write a cross below the columns of missing ones."""
     ticks = {} if axis.is_numeric else few_ticks(axis.centres.tolist(), list(map(fmt.count, axis.steps)), 6)
-    span = [axis.edges[0], axis.edges[-1]] if axis.columns else None
+    span = axis.span if axis.columns else None
     figure.update_xaxes(**steps_axis(_MAX_STEP_LABELS) | {"automargin": False}, range=span, showgrid=False)
     figure.update_xaxes(zeroline=False, **ticks)
     look = {"yref": "y domain", "y": 0, "yanchor": "top", "text": "×", "showarrow": False, "borderpad": 0}
@@ -387,6 +407,7 @@ def _add_curves(
 ) -> None:
     """Draw training metrics above the cells, and make room for them."""
     first, last = (axis.steps[0], axis.steps[-1]) if axis.steps else (0, -1)
+    first = first if axis.since is None else axis.since
     curves = []
     for name, series in logged:
         inside = [row for row in series if first <= row[0] <= last and math.isfinite(row[1])]
@@ -403,7 +424,7 @@ def _add_curves(
     for place, (name, parts) in enumerate(curves):
         steps, values = (np.asarray(part, np.float64) for part in zip(*parts, strict=True))
         hover = f"{fmt.html(name)} %{{y:{fmt.d3_format(values)}}}<br>step %{{customdata:,d}}"
-        at = np.interp(steps, axis.steps, axis.centres)
+        at = axis.positions(steps)
         more: dict[str, Any] = {"yaxis": f"y{place + 2}", "customdata": steps, "showlegend": False}
         figure.add_trace(curve(at, values, fmt.html(name), hover, CATEGORICAL[0], **more))
         top = total - place * (_CURVE_HEIGHT + _CURVE_GAP)

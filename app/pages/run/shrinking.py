@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 from inshrink_app.jobs import Job, Work
 from inshrink_app.model import ASK_ABOVE_BYTES, ServiceError, Subject, engine_settings, known_of
 from inshrink_app.services import Chosen, ExportRequest
-from inshrink_app.services.comparing import MAX_COMPARED, comparison
-from inshrink_app.services.evaluating import EvaluatorCode
+from inshrink_app.services.evaluating import MAX_COMPARED, EvaluatorCode, comparison
 from inshrink_app.services.exporting import chain_export
 from inshrink_app.services.jobs import documents_of, start_job
 from inshrink_app.services.opening import chain_of, opened

@@ -76,13 +76,13 @@ def _place(shown: Subject) -> None:
         board = _board(shown)
         values = _stable(measured or _unmeasured(shown, look, board, job), shown)
         is_partial = measured is None and bool(_metrics(look))
-        found = _valid(chosen.current(shown.steps), values)
+        found = _valid(chosen.current(values.steps), values)
     ticked = chosen.ticked(str(shown.path))
     view = rows.narrowed(shown, values, look, found)
     with figure:
         picture.show(view, found, ticked, is_partial=is_partial)
     with progress:
-        if job_card.settled(job) and is_partial:
+        if job_card.settled(job) and is_partial and not shown.n_unread:
             _ask(shown, look)
     with below:
         picture.sentence(shown, values, look.level)
@@ -93,6 +93,8 @@ def _place(shown: Subject) -> None:
             requests = shrink.show(board)
         with strip_place:
             shrink.show_strip(board)
+    elif shown.n_unread:
+        card.caption("Sizes and bits follow once all checkpoints are read.")
     with panel:
         _panel(view, found)
     chosen.publish(found, ticked)
@@ -101,8 +103,8 @@ def _place(shown: Subject) -> None:
 
 
 def _board(shown: Subject) -> Board | None:
-    """Collect the state of a run's bits; None for an archive and for an unreadable run."""
-    if shown.kind != "run":
+    """Collect the state of a run's bits; None for an archive, and for a run that is not read completely."""
+    if shown.kind != "run" or shown.n_unread:
         return None
     return answer(lambda: boards.gather(shown, services.chosen(shown), services.trusted_evaluator(shown)))
 
@@ -125,11 +127,15 @@ def _metrics(look: Look) -> tuple[str, ...]:
 
 def _measured(shown: Subject, look: Look) -> tuple[Sensitivity | None, Job | None]:
     """Return the measurement for the map, and its job until it is ready."""
-    jobs = answer(lambda: [_job(shown, metric) for metric in _metrics(look)]) or ()  # All start at once.
-    for job in jobs:
-        if job is None or job.state != "finished":
-            return None, job
-    tables: list[Any] = [services.read_result(job) for job in jobs if job is not None]
+    if shown.n_unread:
+        measure, metrics = services.latest_measured, _metrics(look) if state.was_asked_for() else ()
+        tables: list[Any] = answer(lambda: [measure(shown, metric) for metric in metrics]) or []
+    else:
+        jobs = answer(lambda: [_job(shown, metric) for metric in _metrics(look)]) or ()  # All start at once.
+        for job in jobs:
+            if job is None or job.state != "finished":
+                return None, job
+        tables = [services.read_result(job) for job in jobs if job is not None]
     if not tables or None in tables:
         return None, None
     table = services.relative_updates(*tables) if look.colour == "ratio" else tables[0]
@@ -206,7 +212,9 @@ def _panel(view: View, found: Selection | None) -> None:
                 for label, icon, tip, act, args in actions:
                     look: dict[str, Any] = {"icon": f":material/{icon}:", "type": "tertiary", "help": tip}
                     st.button(label, on_click=act, args=args, **look)
-        if any(row.name == found.layer for row in view.tensors.rows):
+        if found.step not in view.shown.steps:
+            st.caption("This checkpoint is not read yet.")
+        elif any(row.name == found.layer for row in view.tensors.rows):
             tensor.show(view.shown, view.tensors, found.layer, found.step)
         else:
             rows.show_group(view, found)
@@ -215,11 +223,15 @@ def _panel(view: View, found: Selection | None) -> None:
 def _drawer(view: View, board: Board | None, found: Selection | None, requests: Requests) -> None:
     """Draw the open drawer."""
     shown, look = view.shown, view.look
-    offered = {key: word for key, word in _DRAWERS.items() if key != "bits" or board is not None}
+    offered = {
+        key: word for key, word in _DRAWERS.items() if key != "bits" or board is not None or shown.n_unread
+    }
     bare: dict[str, Any] = {"label_visibility": "collapsed"}
     name = one_of_few("run", "Drawer", "drawer", offered, next(iter(offered)), **bare)
     if name == "bits" and board is not None:
         bits.show(board, view)
+    elif name == "bits":
+        st.caption("The bits of the layers follow once all checkpoints are read.")
     elif name == "table":
         _table(view)
     elif name == "code":
