@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from inshrink_app.jobs import Job, Work, subject_of
 from inshrink_app.model import Sensitivity, Subject
-from inshrink_app.services.inside import answered
+from inshrink_app.services.inside import answered, reported
 from inshrink_app.services.jobs import LOADERS, all_jobs, documents_of, newest_job
-from inshrink_app.services.opening import engine_of, opened
+from inshrink_app.services.opening import engine_of, opened, reading_of
 from numpy.typing import NDArray
 
 from inshrink_core.analysis.profile import Row
@@ -107,9 +107,9 @@ def sensitivity_work(subject: Subject, metric: str) -> Work:
 
 
 def latest_measured(subject: Subject, metric: str) -> Sensitivity | None:
-    """Return an earlier measurement, else the values at the last step alone, measured by this process.
+    """Return an earlier measurement, else the values at the last step alone, which a thread measures.
 
-    None if that takes too long.
+    None if these are not there yet, or take too long.
 
     Raises
     ------
@@ -122,9 +122,11 @@ def latest_measured(subject: Subject, metric: str) -> Sensitivity | None:
     engine, token = engine_of(subject)
 
     def measure() -> Sensitivity:
-        return _table(Measure(engine, metric=metric, steps=subject.steps[-1:]).perform().to_json())
+        with reported():
+            return _table(Measure(engine, metric=metric, steps=subject.steps[-1:]).perform().to_json())
 
-    return _at_all_steps(subject, answered(("latest", str(subject.path), token, metric), measure))
+    table = reading_of(subject).ahead((token, metric), measure)
+    return None if table is None else _at_all_steps(subject, table)
 
 
 def measured_so_far(subject: Subject, job: Job) -> Sensitivity | None:

@@ -1,17 +1,19 @@
-"""Opening of runs and archives inside the roots, with cached headers."""
+"""Opening of runs and archives inside the roots, and their headers in memory."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import hashlib
+import math
 import os
 import shlex
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from concurrent.futures import Future
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import streamlit as st
 from inshrink_app.model import ServiceError, Subject
@@ -23,19 +25,27 @@ from inshrink_core import Run
 from inshrink_core.archive.storage.registry import object_at, storage_at
 from inshrink_core.chain import Archive, original_checks
 from inshrink_core.chain.report import ChainReport, chain_report
-from inshrink_core.errors import InshrinkError, clipped
+from inshrink_core.errors import clipped
 from inshrink_core.formats import Skipped, read_metrics, split_step_pattern
 from inshrink_core.formats.names import step_in_name
 from inshrink_core.verbs.shared.measured import run_content
 
-_SECONDS_AT_ONCE = 0.5
+_Answer = TypeVar("_Answer")
+
+_SECONDS_AT_ONCE = 0.3
 """Time in which the newest checkpoints of a run are read; a thread reads the others."""
 
-_SECONDS_OF_PATIENCE = (5.0, 0.2)
-"""Longest time for which it waits for pages to be drawn: before it begins, and between checkpoints."""
+_SECONDS_OF_PATIENCE = (5.0, 1.0)
+"""Longest time for which a thread waits for pages to be drawn: before it begins, and between checkpoints."""
+
+_SECONDS_WANTED = 15.0
+"""Time for which a thread reads a run after a page has last asked for it; pages ask twice a second."""
 
 DRAWING: set[int] = set()
-"""Identifiers of the threads that draw a page now."""
+"""Identifiers of the threads that do now what a user waits for."""
+
+_MAX_OPEN = 8
+"""Number of runs and archives in memory; the headers of a large run take hundreds of megabytes."""
 
 _LONGEST_SHOWN = 400
 """Number of characters of a refused path that an error message repeats."""
@@ -125,97 +135,201 @@ def load_whole(text: str) -> Subject:
     ServiceError
         Nothing to open exists at the path, or it cannot be read.
     """
-    reading = reading_of(load_subject(text))
-    reading.start()
-    reading.wait()
-    return load_subject(text)
+    while (found := load_subject(text)).n_unread:
+        reading_of(found).finish()
+    return found
 
 
 class Reading:
-    """The headers of a run in memory, and the thread that reads those of a large run.
+    """A run or archive in memory, and the thread that reads the other headers of a large run.
+
+    The thread replaces what is in memory once, when it ends: because all is read, the user stopped it, no
+    page has asked for the run for a while, or the run shall be refreshed. What was read is kept.
 
     Parameters
     ----------
     path
-        The run.
+        The run or archive.
 
     Attributes
     ----------
     n_read
-        Number of checkpoints that the thread has read.
+        Number of checkpoints whose headers are known.
     is_wanted
-        Whether the thread shall run; False once the user stopped it.
-    is_ahead
-        Whether the thread has ended, and `latest` returns more than before.
+        Whether the thread may run; False once the user stopped it.
     """
 
     def __init__(self, path: str) -> None:
-        self.n_read = 0
-        self.is_wanted, self.is_ahead = True, False
+        self.n_read, self.is_wanted = 0, True
         self._path = path
-        self._run: Run | None = None
+        self._lock = threading.Lock()
+        self._found: Opened | None = None
+        self._stamp = _NOTHING
         self._error: Exception | None = None
-        self._is_stopped = False
+        self._known: set[Path] = set()
+        self._answers: dict[Hashable, Future[Any]] = {}
         self._thread: threading.Thread | None = None
+        self._wanted_until = 0.0
+        self._is_halted = False
 
-    def latest(self) -> Run | Archive:
-        """Return what is at the path: of a large run that is not in memory, the newest checkpoints.
+    def opened(self, stamp: tuple[int, int]) -> Opened:
+        """Return what is at the path: of a run that is not in memory, the newest checkpoints.
 
-        A run in memory reads only the headers of changed files again.
+        Files that changed are read again, but not before the thread has ended.
+
+        Parameters
+        ----------
+        stamp
+            The stamp of the path now.
         """
-        self._is_stopped = True
-        self.wait()
-        is_ahead, self.is_ahead = self.is_ahead, False
-        if self._error is not None:
+        with self._lock:
             error, self._error = self._error, None
-            raise error
-        run = self._run
-        if run is None:
-            engine = inshrink_core.open(self._path, reading=_newest_first)
-        else:
-            engine = run if is_ahead else run.refresh(_newest_first if run.n_unread else None)
-        self._run = engine if isinstance(engine, Run) else None
-        return engine
+            if error is not None and stamp == self._stamp:
+                raise error
+            if self._found is None or (self._thread is None and stamp != self._stamp):
+                until = time.monotonic() + _SECONDS_AT_ONCE
+                self._found, before = None, self._found
+                self._found = self._read(before, stamp, lambda n_new: n_new < 2 or time.monotonic() < until)
+                self._stamp = stamp
+            return self._found
 
-    def start(self) -> None:
-        """Read the other checkpoints in a thread, unless it runs already."""
-        is_running = self._thread is not None and self._thread.is_alive()
-        if self._run is not None and self._run.n_unread and not is_running and not self.is_ahead:
-            self.is_wanted, self._is_stopped = True, False
-            self._thread = threading.Thread(target=self._read, args=(self._run,), daemon=True)
-            self._thread.start()
+    def is_newer(self, n_unread: int, n_answers: int) -> bool:
+        """Return whether a page with so many unread checkpoints and answers is out of date."""
+        found = self._found
+        is_same = found is not None and found.subject.n_unread == n_unread
+        return self._error is not None or not is_same or self.n_answers != n_answers
+
+    @property
+    def n_answers(self) -> int:
+        """Number of the questions of `ahead` that are answered."""
+        return sum(answer.done() for answer in list(self._answers.values()))
+
+    def ahead(self, question: Hashable, task: Callable[[], _Answer]) -> _Answer | None:
+        """Return the answer to a question about the run; None until a thread has found it.
+
+        Raises
+        ------
+        ServiceError
+            There is no answer.
+        """
+        with self._lock:
+            is_new = question not in self._answers
+            answer: Future[_Answer] = self._answers.setdefault(question, Future())
+        if is_new:
+            threading.Thread(target=_perform, args=(answer, task), daemon=True).start()
+        return answer.result() if answer.done() else None
+
+    def start(self, seconds: float = _SECONDS_WANTED) -> None:
+        """Let a thread read the other checkpoints for some time from now on, unless the user stopped it."""
+        with self._lock:
+            self._wanted_until = max(self._wanted_until, time.monotonic() + seconds)
+            is_whole = self._found is None or not self._found.subject.n_unread
+            if self.is_wanted and self._thread is None and not is_whole:
+                self._is_halted = False
+                self._thread = threading.Thread(target=self._read_on, args=(self._found,), daemon=True)
+                self._thread.start()
 
     def stop(self) -> None:
-        """Let the thread end after the current checkpoint; what it has read is kept."""
-        self.is_wanted, self._is_stopped = False, True
+        """Let the thread end after the current checkpoint, and start no other until the user resumes."""
+        with self._lock:
+            self.is_wanted = False
+            self.halt()
+
+    def resume(self) -> None:
+        """Let the thread start again."""
+        self.is_wanted = True
+
+    def halt(self) -> None:
+        """Let the thread end after the current checkpoint."""
+        self._is_halted = True
+
+    def refresh(self) -> None:
+        """Read changed files again, once the thread has ended."""
+        self.halt()
+        self._stamp = _NOTHING
+
+    def finish(self) -> None:
+        """Wait until the thread has read the other checkpoints, or cannot."""
+        DRAWING.discard(threading.get_ident())  # The thread would wait for this one.
+        self.resume()
+        self.start(math.inf)
+        self.wait()
 
     def wait(self) -> None:
         """Wait until the thread has ended."""
-        DRAWING.discard(threading.get_ident())  # The thread would wait for this one.
-        if self._thread is not None:
-            self._thread.join()
+        thread = self._thread
+        if thread is not None:
+            thread.join()
 
-    def _read(self, run: Run) -> None:
+    def _read_on(self, before: Opened) -> None:
+        """Read as many other checkpoints as are wanted; the body of the thread."""
+        found, error = before, None
         try:
-            found = run.refresh(self._until_stopped)
-            if found.n_unread < run.n_unread:
-                self._run = found
-        except (InshrinkError, OSError) as error:
-            # A selection of too few checkpoints may be no run.
-            self._error = None if self._is_stopped else error
-        self.is_ahead = True
+            _give_way(_SECONDS_OF_PATIENCE[0], self._is_wanted_now)
+            found = self._read(before, _NOTHING, self._goes_on)
+        except Exception as failed:
+            error = failed
+        with self._lock:
+            self._found, self._error, self._thread = (found if error is None else None), error, None
+            self._wanted_until = 0.0
+            if found.token != before.token:
+                self._answers.clear()
 
-    def _until_stopped(self, paths: Sequence[Path]) -> Iterator[Path]:
-        for self.n_read, path in enumerate(_latest_first(paths)):
-            until = time.monotonic() + _SECONDS_OF_PATIENCE[self.n_read > 0]
-            while DRAWING and not self._is_stopped and time.monotonic() < until:
-                time.sleep(0.01)
-            if self._is_stopped:
-                return
-            yield path
+    def _is_wanted_now(self) -> bool:
+        return not self._is_halted and time.monotonic() < self._wanted_until
+
+    def _goes_on(self, n_new: int) -> bool:
+        _give_way(_SECONDS_OF_PATIENCE[1], self._is_wanted_now)
+        return self._is_wanted_now()
+
+    def _read(self, before: Opened | None, stamp: tuple[int, int], goes_on: Callable[[int], bool]) -> Opened:
+        path = path_of(self._path)
+        place = place_of(path)
+        require_inside(place)
+        files = files_stamp(place) if place.is_dir() else None
+
+        def chosen(paths: Sequence[Path]) -> Iterator[Path]:
+            """Yield the known checkpoints, and others as long as it goes on, the latest first."""
+            self._known.intersection_update(paths)
+            self.n_read = n_before = len(self._known)
+            for step in _latest_first(paths):
+                if not self._known.isdisjoint(step) or goes_on(self.n_read - n_before):
+                    self._known.update(step)
+                    self.n_read = len(self._known)
+                    yield from step
+
+        with reported():
+            if before is not None and isinstance(before.engine, Run):
+                engine: Run | Archive = before.engine.refresh(chosen)
+            else:
+                self._known.clear()
+                engine = keep_inside(inshrink_core.open(self._path, reading=chosen))
+            if isinstance(engine, Archive):
+                return Opened(_archive_subject(engine, path), "-".join(map(str, stamp)), engine, files)
+            # The folder's time is no key, since measurements write their cache into the folder.
+            return Opened(_run_subject(engine, path), run_content(engine), engine, files)
 
 
-@st.cache_resource(show_spinner=False, max_entries=16)
+def _perform(answer: Future[Any], task: Callable[[], Any]) -> None:
+    """Answer a question in a thread, once the pages are drawn that are being drawn."""
+    _give_way(_SECONDS_OF_PATIENCE[0])
+    DRAWING.add(threading.get_ident())
+    try:
+        answer.set_result(task())
+    except Exception as error:
+        answer.set_exception(error)
+    finally:
+        DRAWING.discard(threading.get_ident())
+
+
+def _give_way(seconds: float, is_wanted: Callable[[], bool] = lambda: True) -> None:
+    """Wait while others do what a user waits for, for some time at most."""
+    until = time.monotonic() + seconds
+    while DRAWING and time.monotonic() < until and is_wanted():
+        time.sleep(0.01)
+
+
+@st.cache_resource(show_spinner=False, max_entries=_MAX_OPEN, on_release=Reading.halt)
 def _reading_at(path: str) -> Reading:
     return Reading(path)
 
@@ -225,28 +339,23 @@ def reading_of(subject: Subject) -> Reading:
     return _reading_at(str(subject.path))
 
 
-def _newest_first(paths: Sequence[Path]) -> Iterator[Path]:
-    """Yield checkpoints for a while, the latest first; two at least, for the movement between them."""
-    until = time.monotonic() + _SECONDS_AT_ONCE
-    for place, path in enumerate(_latest_first(paths)):
-        if place > 1 and time.monotonic() > until:
-            return
-        yield path
+def _latest_first(paths: Sequence[Path]) -> list[list[Path]]:
+    """Return the paths of checkpoints by the steps in their names, the latest first.
 
-
-def _latest_first(paths: Sequence[Path]) -> list[Path]:
-    """Return the paths of checkpoints by the steps in their names, the latest first."""
-    steps = {path: step_in_name(path.name) for path in paths}
-    return sorted(
-        reversed(paths), key=lambda path: -1 if (step := steps[path]) is None else step, reverse=True
-    )
+    Files of one step stay together, since they may be parts of one checkpoint.
+    """
+    by_step: dict[int, list[Path]] = {}
+    for path in paths:
+        steps = (step_in_name(name) for name in (path.name, path.parent.name))
+        by_step.setdefault(next((step for step in steps if step is not None), -1), []).append(path)
+    return [by_step[step] for step in sorted(by_step, reverse=True)]
 
 
 def refresh(path: Path) -> None:
     """Drop a run from the cache, so that new checkpoints appear."""
     if isinstance(path, Address):
         _seen_at.clear(str(place_of(path)))
-    _open_at.clear(str(path), *_stamp(path))
+    _reading_at(str(path)).refresh()
     _chain_at.clear()
 
 
@@ -266,10 +375,7 @@ def opened(text: str) -> Opened:
         raise ServiceError(
             "there is nothing at this path", str(path), "it may have been moved; open it again"
         )
-    found = _open_at(str(path), *stamp)
-    if found.subject.n_unread and reading_of(found.subject).is_ahead:
-        _open_at.clear(str(path), *stamp)
-        found = _open_at(str(path), *stamp)
+    found = _reading_at(str(path)).opened(stamp)
     if found.subject.kind == "archive":
         return found
     archive = _archive_of_run(found.subject)
@@ -334,22 +440,6 @@ def _seen_at(address: str) -> tuple[int, int]:
             found = list(around.objects(name))
     digest = hashlib.sha256(repr(sorted(found)).encode(errors="surrogateescape"))
     return (int.from_bytes(digest.digest()[:8]), len(found)) if found else _NOTHING
-
-
-@st.cache_resource(show_spinner=False, max_entries=16)
-def _open_at(path: str, mtime_ns: int, size: int) -> Opened:
-    """Open a run or an archive and read its headers; errors are not cached."""
-    place = place_of(path_of(path))
-    require_inside(place)
-    stamp = files_stamp(place) if place.is_dir() else None
-    with reported():
-        engine = keep_inside(_reading_at(path).latest())
-        if isinstance(engine, Archive):
-            found = Opened(_archive_subject(engine, path_of(path)), f"{mtime_ns}-{size}", engine, stamp)
-        else:
-            # The folder's time is no key, since measurements write their cache into the folder.
-            found = Opened(_run_subject(engine, path_of(path)), run_content(engine), engine, stamp)
-    return found
 
 
 def _run_subject(run: Run, path: Path) -> Subject:

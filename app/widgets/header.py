@@ -35,7 +35,7 @@ def show(shown: Subject, *, watched: bool = False) -> None:
     """
     with st.container(horizontal=True, vertical_alignment="center", gap="small", key="header"):
         _run(shown, watched=watched)
-        if shown.kind == "run" or services.original_of(shown) is not None:
+        if not shown.n_unread and (shown.kind == "run" or services.original_of(shown) is not None):
             _bound(shown)
             _evaluator(shown)
         job_card.jobs_drawer()
@@ -47,23 +47,27 @@ def show(shown: Subject, *, watched: bool = False) -> None:
         st.caption(fmt.markdown(fmt.sentence(note)))
 
 
-@st.fragment(run_every=job_card.POLL_SECONDS)
 def rest(shown: Subject) -> None:
-    """Draw the reading of a run's other checkpoints; rerun the page at its end."""
+    """Draw the reading of a run's other checkpoints; rerun the page when there is more to show."""
+    _rest(shown, services.reading_of(shown).n_answers)
+
+
+@st.fragment(run_every=job_card.POLL_SECONDS)
+def _rest(shown: Subject, n_answers: int) -> None:
     reading = services.reading_of(shown)
-    if reading.is_ahead:
+    if reading.is_newer(shown.n_unread, n_answers):
         st.rerun()
-    if reading.is_wanted:
-        reading.start()
-    with st.container(horizontal=True, vertical_alignment="center", key="rest"):
+    reading.start()
+    key = f"rest.{shown.path}"
+    with st.container(horizontal=True, vertical_alignment="center", key=key):
         if reading.is_wanted:
-            n_read, n_all = reading.n_read, len(shown.steps) + shown.n_unread
-            text = f"Reading checkpoint {fmt.count(n_read)} of {fmt.count(n_all)}, the latest first"
-            st.progress(min(1.0, n_read / n_all), text=text)
-            st.button("Stop", icon=":material/close:", key="rest.stop", on_click=reading.stop)
+            n_all = len(shown.steps) + shown.n_unread
+            text = f"Reading checkpoint {fmt.count(reading.n_read)} of {fmt.count(n_all)}, the latest first"
+            st.progress(min(1.0, reading.n_read / n_all), text=text)
+            st.button("Stop", icon=":material/close:", key=f"{key}.stop", on_click=reading.stop)
         else:
             st.caption(f"{fmt.counted(shown.n_unread, 'checkpoint')} are not read.", width="content")
-            st.button("Read them", icon=":material/resume:", key="rest.start", on_click=reading.start)
+            st.button("Read them", icon=":material/resume:", key=f"{key}.start", on_click=reading.resume)
 
 
 def _run(shown: Subject, *, watched: bool) -> None:
@@ -274,7 +278,10 @@ def require(
     if not subject.steps:
         _no_steps(subject)
         return None
-    return None if subject.n_unread and not watched else subject
+    if subject.n_unread and not watched:
+        st.caption("The rest of this page follows once all checkpoints are read.")
+        return None
+    return subject
 
 
 def _lead_away(label: str) -> None:

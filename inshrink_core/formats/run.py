@@ -624,7 +624,7 @@ def _open(
     read = {path: by_path[path].read(known, of_file) for path in chosen}
     found = [candidate for candidate in discovery.found if candidate.path in read]
     n_unread = len(by_path) - len(found)
-    if discovery.single and (error := found[0].error) is not None:
+    if discovery.single and found and (error := found[0].error) is not None:
         raise error
     seen = {candidate.key: candidate for candidate in found}
     for group in group_files(found, root) if not discovery.single else ():

@@ -169,7 +169,7 @@ EXAMPLES = [
     ["compress", "run", "-o", "a", "--watch", "--until", "40"],
     ["compress", "run", "-o", "a", "--max-divergence", "inf"],
     ["estimate", "run", "--each", "codec=qd,bits=3", "--try", "2"],
-    ["evaluate", "run", "--write", "judge.py", "--model", "net:Net"],
+    ["evaluate", "run", "--write", "judge.py", "--force"],
     ["prune", "a", "--forget-missing", "--apply"],
 ]
 
