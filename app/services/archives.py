@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from inshrink_app.model import ServiceError, Subject, config_words
+from inshrink_app.model import ServiceError, Subject
 from inshrink_app.server.recent import load_recent
 from inshrink_app.server.roots import Address, real_path, scan, settings
 from inshrink_app.services.inside import samples
@@ -17,17 +17,6 @@ from inshrink_core.chain.report import ChainReport
 _SUFFIX = ".inshrink"
 _MAX_CANDIDATES = 64
 """Largest number of archives that are opened in the search for those of a run; each costs one manifest."""
-
-_SETTING_NAMES = ("coarseness", "bins", "bits", "prune", "exact")
-"""Settings of codecs that distinguish the archives of one run. The page lists all settings elsewhere."""
-
-
-def distinction(chain: ChainReport) -> str:
-    """Return the distinguishing settings of an archive in a few words."""
-    if not chain.is_uniform:
-        return "settings by step"
-    shown = {name: chain.config[name] for name in _SETTING_NAMES if chain.config.get(name, False)}
-    return config_words({"settings": shown, "override": chain.overrides})
 
 
 def archives_of(subject: Subject) -> tuple[ChainReport, ...]:

@@ -212,10 +212,8 @@ def load_ahead() -> None:
     try:
         for sample in samples()[:1]:
             run = inshrink_core.open(sample)
-            specs = [
-                spec for spec in run[run.steps[-1]].specs if spec.role == "weight" and len(spec.shape) > 1
-            ]
+            specs = (spec for spec in run[run.steps[-1]].specs if len(spec.shape) > 1)
             anatomy(run, run.steps[-1], min(specs, key=lambda spec: spec.numel).key, DEFAULT_CODEC)
     except (InshrinkError, OSError, RuntimeError) as error:
         # RuntimeError: the explorer is ending and starts no more threads.
-        logging.getLogger(__name__).info("nothing was loaded ahead: %s", error)
+        _log.info("nothing was loaded ahead: %s", error)

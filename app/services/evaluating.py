@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from inshrink_app.jobs import Job, Work
+from inshrink_app.jobs import Work
 from inshrink_app.model import ServiceError, Subject
 from inshrink_app.server.recent import is_trusted
 from inshrink_app.server.roots import settings
@@ -20,13 +20,12 @@ from inshrink_app.services.jobs import job_of
 from inshrink_app.services.opening import opened, resolve
 
 from inshrink_core.chain.report import ChainReport
-from inshrink_core.evaluate import Comparison, EvaluatedStep, own_samples
+from inshrink_core.evaluate import own_samples
 from inshrink_core.formats.logs.log import read_settings
-from inshrink_core.metrics import Direction
 from inshrink_core.samples import is_trusted_sample
 from inshrink_core.verbs.compare import CompareArchives
 from inshrink_core.verbs.evaluate import Evaluate
-from inshrink_core.verbs.shared.measured import EvaluatorId, Known, Measurements, merged
+from inshrink_core.verbs.shared.measured import Known, Measurements, merged
 
 _MAX_CODE_BYTES = 200_000
 """Code larger than this is neither read nor offered."""
@@ -91,6 +90,11 @@ def named_evaluator(shown: Subject) -> EvaluatorCode | None:
 def may_run(evaluator: EvaluatorCode) -> bool:
     """Return whether an evaluator may run: it is bundled, or the user trusts this content of its file."""
     return evaluator.is_bundled or is_trusted(evaluator.path, evaluator.digest)
+
+
+def consent_to(evaluator: EvaluatorCode | None) -> str:
+    """Return the consent for a job with an evaluator, or with none (`EvaluatorCode.trusted`)."""
+    return "" if evaluator is None else evaluator.trusted
 
 
 def evaluator_and_trust(shown: Subject) -> tuple[EvaluatorCode | None, bool]:
@@ -234,7 +238,7 @@ def comparison_work(
     A changed run or archive makes a new question, so earlier jobs do not answer it.
     """
     of = (opened(str(subject.path)).token, *(chain.content for chain in archives))
-    trusted = "" if evaluator is None else evaluator.trusted
+    trusted = consent_to(evaluator)
     return Work.asking([request], subject.path, "archives", "compare", of=of, trusted=trusted)
 
 
@@ -256,31 +260,3 @@ def known_by_metric(chain: ChainReport) -> dict[str, Known]:
         if found:
             return found
     return {}
-
-
-def compared(job: Job) -> tuple[Known, ...]:
-    """Return the results of a comparison so far, for each archive and metric."""
-    rows: dict[tuple[str, str], dict[int, dict[str, Any]]] = {}
-    for row in job.partial_rows():
-        rows.setdefault((str(row["of"]), str(row.get("metric"))), {})[int(row["step"])] = row
-    found = []
-    for (path, _), by_step in rows.items():
-        first = next(iter(by_step.values()))
-        errors = {
-            step: error for step, row in by_step.items() if (error := row.get("standard_error")) is not None
-        }
-        in_order = (row for _, row in sorted(by_step.items()))
-        fields: list[dict[str, Any]] = [
-            {name: row.get(name) for name in EvaluatedStep.__slots__} for row in in_order
-        ]
-        steps = [EvaluatedStep(**row) for row in fields]
-        known = Known(
-            archive=path,
-            at=job.started_at,
-            evaluator=EvaluatorId("", ""),
-            comparison=Comparison.over(steps, first["metric"], Direction(first["direction"])),
-            n_samples=first.get("n"),
-            standard_errors=errors,
-        )
-        found.append(known)
-    return tuple(found)

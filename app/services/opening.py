@@ -11,14 +11,14 @@ import shlex
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import streamlit as st
 from inshrink_app.model import ServiceError, Subject
 from inshrink_app.server.roots import Address, OutsideRootsError, path_of, real_path, settings
-from inshrink_app.services.inside import is_inside, is_own, keep_inside, reported, require_inside
+from inshrink_app.services.inside import is_inside, is_own, reported, require_inside
 
 import inshrink_core
 from inshrink_core import Run
@@ -46,6 +46,9 @@ DRAWING: set[int] = set()
 
 _MAX_OPEN = 8
 """Number of runs and archives in memory; the headers of a large run take hundreds of megabytes."""
+
+_AHEAD = ThreadPoolExecutor(1, "ahead")
+"""Answers what pages show later than the rest (`Reading.ahead`)."""
 
 _LONGEST_SHOWN = 400
 """Number of characters of a refused path that an error message repeats."""
@@ -213,10 +216,9 @@ class Reading:
             There is no answer.
         """
         with self._lock:
-            is_new = question not in self._answers
-            answer: Future[_Answer] = self._answers.setdefault(question, Future())
-        if is_new:
-            threading.Thread(target=_perform, args=(answer, task), daemon=True).start()
+            if question not in self._answers:
+                self._answers[question] = _AHEAD.submit(_perform, task)
+            answer = self._answers[question]
         return answer.result() if answer.done() else None
 
     def start(self, seconds: float = _SECONDS_WANTED) -> None:
@@ -303,21 +305,20 @@ class Reading:
                 engine: Run | Archive = before.engine.refresh(chosen)
             else:
                 self._known.clear()
-                engine = keep_inside(inshrink_core.open(self._path, reading=chosen))
+                engine = inshrink_core.open(self._path, reading=chosen)
             if isinstance(engine, Archive):
+                engine.bases.allows = is_inside  # Where it looks for a base model.
                 return Opened(_archive_subject(engine, path), "-".join(map(str, stamp)), engine, files)
             # The folder's time is no key, since measurements write their cache into the folder.
             return Opened(_run_subject(engine, path), run_content(engine), engine, files)
 
 
-def _perform(answer: Future[Any], task: Callable[[], Any]) -> None:
-    """Answer a question in a thread, once the pages are drawn that are being drawn."""
+def _perform(task: Callable[[], _Answer]) -> _Answer:
+    """Perform a task once the pages are drawn that are being drawn; others give way to it."""
     _give_way(_SECONDS_OF_PATIENCE[0])
     DRAWING.add(threading.get_ident())
     try:
-        answer.set_result(task())
-    except Exception as error:
-        answer.set_exception(error)
+        return task()
     finally:
         DRAWING.discard(threading.get_ident())
 

@@ -273,7 +273,8 @@ def require(
         remember_recent(subject.path, subject.kind)
     st.set_page_config(page_title=f"{fmt.printable(subject.name)} · {page}")
     show(subject, watched=watched)
-    if text := state.log_choice(path):
+    if text := state.choice_text(state.LOG):
+        state.publish(**{state.LOG: text})
         subject = answer(lambda: services.with_log(subject, text)) or subject
     if not subject.steps:
         _no_steps(subject)

@@ -50,16 +50,14 @@ def show(
         job = None
     request = _ask(original, archives, measured, job)
     known = [found for chain in archives for found in measured.get(chain.path, {}).values()]
-    job_card.settled(job, parts=job_card.n_rows)
+    job_card.settled(job)
     for document in () if job is None else services.documents_of(job):
         for path, reason in document.get("failed", {}).items():
             text = f"{Path(path).name} is left out: {fmt.clipped(reason, _REASON_WIDTH)}"
             st.warning(fmt.markdown(text), icon=":material/warning:")
-    if job is not None and job.is_running:
-        _charts(services.compared(job), {}, bound, colours)
-    elif known:
+    if known:
         _found(known, {str(chain.path): chain.nbytes for chain in archives}, bound, colours)
-    else:
+    elif job is None or not job.is_running:
         st.caption("Not compared yet. Compare restores each step and evaluates it.")
     ending.requests([request])
 

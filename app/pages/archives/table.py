@@ -8,8 +8,8 @@ from typing import Any
 
 import pandas as pd
 import streamlit as st
-from inshrink_app import services, state
-from inshrink_app.model import verified
+from inshrink_app import state
+from inshrink_app.model import config_words, verified
 from inshrink_app.services import Bound
 from inshrink_app.widgets import fmt, listing, quality
 
@@ -96,6 +96,7 @@ def _row(chain: ChainReport, known: Mapping[str, Known], bound: Bound) -> dict[s
     cost, check = figures["restore_cost"], bound.check(figures.get(bound.kind))
     if quality.is_exact_archive(chain):
         cost, check = cost or 0.0, "exact" if bound.kind != "none" else None
+    config = {"codec": chain.codec, "settings": chain.config, "override": chain.overrides}
     last = next(verified(chain), None)
     verdict = None if last is None else "sound" if last.document.get("ok") else "damaged"
     is_old = verdict != "damaged" and any(not by_metric.is_current for by_metric in known.values())
@@ -107,7 +108,7 @@ def _row(chain: ChainReport, known: Mapping[str, Known], bound: Bound) -> dict[s
         "restore cost": cost,
         _WITHIN: check,
         **drops,
-        "settings": services.distinction(chain) or chain.codec,
+        "settings": config_words(config) if chain.is_uniform else "settings by step",
         "bits per weight": chain.bits_per_weight,
         "largest divergence": figures["divergence"],
         "state": "outdated" if is_old else verdict,

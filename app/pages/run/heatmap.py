@@ -58,9 +58,6 @@ _ROOM_OF_BOXES = 22
 _NAME_WIDTH = 34
 MAX_ROW_LABELS = 60
 
-_NARROWEST = 4
-"""If the closest steps were narrower than a column by more than this factor, the axis counts columns."""
-
 _LABEL_WIDTH, _FEW_ROWS = 30, 40
 _MAX_STEP_LABELS = 8
 """Largest number of step labels; the panel beside the map leaves little room on a small screen."""
@@ -75,25 +72,21 @@ _NO_VALUE = "%{y}<br>no value at this step<extra></extra>"
 class StepAxis(NamedTuple):
     """The columns of a map: steps, merged neighbours if they are many, and gaps for missing ones.
 
+    The position of a column is its number.
+
     Parameters
     ----------
     columns
         First index of each column among the steps, and the index after its last; equal for a gap.
-    centres
-        Position of each column: its step if steps are spread evenly enough, else its number.
     steps
         The last step of each column.
-    is_numeric
-        Whether positions are steps.
     since
         For steps at the end of a longer training, of which the others are not known yet, its first step;
         else None.
     """
 
     columns: tuple[tuple[int, int], ...]
-    centres: NDArray[np.float64]
     steps: tuple[int, ...]
-    is_numeric: bool
     since: int | None = None
 
     @classmethod
@@ -105,32 +98,30 @@ class StepAxis(NamedTuple):
             columns += [(0, 0, step) for step in missing]
         columns.sort(key=lambda column: column[2])
         ends = tuple(step for _, _, step in columns)
-        closest = min((after - before for before, after in pairwise(ends)), default=1)
-        is_numeric = since is None and (not ends or _NARROWEST * closest * len(ends) >= ends[-1] - ends[0])
-        centres = np.asarray(ends if is_numeric else range(len(ends)), np.float64)
-        return cls(tuple((first, end) for first, end, _ in columns), centres, ends, is_numeric, since)
+        return cls(tuple((first, end) for first, end, _ in columns), ends, since)
 
     @property
     def edges(self) -> NDArray[np.float64]:
         """Left edges of the columns, and the right edge of the last one."""
-        middles = (self.centres[1:] + self.centres[:-1]) / 2
-        if not middles.size:
-            return np.asarray([centre + side for centre in self.centres for side in (-0.5, 0.5)])
-        ends = 2 * self.centres[[0, -1]] - middles[[0, -1]]
-        return np.concatenate([ends[:1], middles, ends[1:]])
+        return np.arange(len(self.columns) + 1, dtype=np.float64) - 0.5
+
+    @property
+    def ticks(self) -> dict[str, list[Any]]:
+        """Labels of a few columns."""
+        return few_ticks(range(len(self.steps)), list(map(fmt.count, self.steps)), 6)
 
     @property
     def span(self) -> tuple[float, float]:
         """Left and right end of the axis; unknown steps take the place of columns that the map will have."""
-        left, right = self.edges[[0, -1]].tolist()
-        return (left if self.since is None else min(left - 1, right - MAX_COLUMNS), right)
+        right = len(self.columns) - 0.5
+        return (-0.5 if self.since is None else min(-1.5, right - MAX_COLUMNS), right)
 
     def positions(self, steps: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the positions of any ascending steps."""
-        known, centres = list(self.steps), self.centres.tolist()
+        known, places = [*self.steps], [*map(float, range(len(self.steps)))]
         if self.since is not None:
-            known, centres = [self.since, *known], [self.span[0], *centres]
-        return np.asarray(np.interp(steps, known, centres), np.float64)
+            known, places = [self.since, *known], [self.span[0], *places]
+        return np.asarray(np.interp(steps, known, places), np.float64)
 
     @property
     def gaps(self) -> tuple[int, ...]:
@@ -393,13 +384,12 @@ def _name_rows(figure: go.Figure, tree: Sequence[tuple[str, str]]) -> None:
 
 def _add_steps(figure: go.Figure, axis: StepAxis) -> None:
     """Label the axis of steps, and write a cross below the columns of missing ones."""
-    ticks = {} if axis.is_numeric else few_ticks(axis.centres.tolist(), list(map(fmt.count, axis.steps)), 6)
     span = axis.span if axis.columns else None
     figure.update_xaxes(**steps_axis(_MAX_STEP_LABELS) | {"automargin": False}, range=span, showgrid=False)
-    figure.update_xaxes(zeroline=False, **ticks)
+    figure.update_xaxes(zeroline=False, **axis.ticks)
     look = {"yref": "y domain", "y": 0, "yanchor": "top", "text": "×", "showarrow": False, "borderpad": 0}
     for column in axis.gaps:
-        figure.add_annotation(**look, x=axis.centres[column], hovertext="No readable checkpoint")
+        figure.add_annotation(**look, x=column, hovertext="No readable checkpoint")
 
 
 def _add_curves(

@@ -7,16 +7,15 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import pandas as pd
 import plotly.graph_objects as go
 import streamlit as st
 from inshrink_app import services, state
 from inshrink_app.model import METRICS, Sensitivity, Subject
 from inshrink_app.pages.run.heatmap import StepAxis
 from inshrink_app.theme import CATEGORICAL, GAP, MARK, SEQUENTIAL
-from inshrink_app.widgets import ending, fmt, listing
+from inshrink_app.widgets import ending, fmt
 from inshrink_app.widgets.choices import codec_labels, one_of_few, one_of_many
-from inshrink_app.widgets.figures import count_ticks, few_ticks, lay_out, steps_axis, title
+from inshrink_app.widgets.figures import count_ticks, lay_out, steps_axis, title
 from inshrink_app.widgets.layout import allowed, answer, chart
 from numpy.typing import NDArray
 
@@ -44,10 +43,7 @@ def show(shown: Subject, table: Sensitivity, tensor: str, step: int) -> None:
     st.markdown(f":small[{why(shown, table, seen)}]")
     st.caption(_stored(seen))
     views = _VIEWS if len(table.steps) > 1 else {"values": _VIEWS["values"]}
-    with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center"):
-        view = one_of_few("panel", "Figure", "view", views, next(iter(views)), label_visibility="collapsed")
-        with st.container(width="content"):
-            _take_away(seen)
+    view = one_of_few("panel", "Figure", "view", views, next(iter(views)), label_visibility="collapsed")
     if view == "time":
         _over_time(shown, seen)
     else:
@@ -153,19 +149,6 @@ def _levels_text(seen: Anatomy) -> str:
     if seen.histogram.n_nonfinite:
         parts.append(f"{fmt.count(seen.histogram.n_nonfinite)} values are NaN or infinite.")
     return fmt.markdown(" ".join(parts))
-
-
-def _take_away(seen: Anatomy) -> None:
-    """Offer the histogram as files."""
-    values = seen.histogram
-    bins = pd.DataFrame(
-        {
-            "from": values.edges[:-1],
-            "to": values.edges[1:],
-            **{part.name: counts for part, counts in zip(values.parts, values.counts, strict=True)},
-        }
-    )
-    listing.table_buttons(bins, f"histogram-step-{seen.step}")
 
 
 def code(shown: Subject, tensor: str, step: int, metric: str) -> None:
@@ -295,8 +278,7 @@ def over_time_figure(
         )
     )
     lay_out(figure, _HEIGHT)
-    ticks = {} if axis.is_numeric else few_ticks(axis.centres.tolist(), list(map(fmt.count, steps)), 6)
-    figure.update_xaxes(**steps_axis(6) | ticks, showgrid=False)
+    figure.update_xaxes(**steps_axis(6) | axis.ticks, showgrid=False)
     figure.update_yaxes(title=title("Value"), showgrid=False, automargin=True, nticks=6)
     if step in steps:
         left, right = axis.edges[[list(steps).index(step), list(steps).index(step) + 1]]

@@ -9,7 +9,7 @@ import streamlit as st
 from inshrink_app import services, state
 from inshrink_app.jobs import Job, Requests
 from inshrink_app.model import ASK_ABOVE_BYTES, METRICS, Page, Sensitivity, Subject
-from inshrink_app.pages.run import bits, changes, picture, rows, search, shrink, tensor
+from inshrink_app.pages.run import bits, changes, picture, rows, shrink, tensor
 from inshrink_app.pages.run import board as boards
 from inshrink_app.pages.run import selection as chosen
 from inshrink_app.pages.run.board import Board
@@ -274,7 +274,7 @@ def _code(
     by = modules.TENSOR if look.level.isdigit() else look.level
     asked: list[Any] = [Inspect(str(shown.path)), services.sensitivity_request(shown, metric, by), *requests]
     if board is not None:
-        asked += [search.plain(board), board.estimate]
+        asked += [bits.plain(board), board.estimate]
     ending.requests(asked)
     if found is not None:
         tensor.code(shown, found.layer, found.step, metric)
