@@ -78,10 +78,8 @@ def original_of(subject: Subject) -> Subject | None:
     paths += [row.path for row in load_recent() if row.kind == "run"]
     paths += map(str, samples())
     for path in dict.fromkeys(paths):
-        try:
+        with contextlib.suppress(ServiceError):
             found = load_whole(path)
-        except ServiceError:
-            continue
-        if found.kind == "run" and set(subject.steps) <= set(found.steps):
-            return found
+            if found.kind == "run" and set(subject.steps) <= set(found.steps):
+                return found
     return None

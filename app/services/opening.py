@@ -32,10 +32,10 @@ from inshrink_core.verbs.shared.measured import run_content
 
 _Answer = TypeVar("_Answer")
 
-_SECONDS_AT_ONCE = 0.3
-"""Time in which the newest checkpoints of a run are read; a thread reads the others."""
+_SECONDS_AT_ONCE = (0.3, 3.0)
+"""Processor time, and time, in which the newest checkpoints are read at once; a thread reads the others."""
 
-_SECONDS_OF_PATIENCE = (5.0, 1.0)
+_SECONDS_OF_PATIENCE = (5.0, 0.5)
 """Longest time for which a thread waits for pages to be drawn: before it begins, and between checkpoints."""
 
 _SECONDS_WANTED = 15.0
@@ -190,17 +190,20 @@ class Reading:
             if error is not None and stamp == self._stamp:
                 raise error
             if self._found is None or (self._thread is None and stamp != self._stamp):
-                until = time.monotonic() + _SECONDS_AT_ONCE
+                work, wait = time.thread_time() + _SECONDS_AT_ONCE[0], time.monotonic() + _SECONDS_AT_ONCE[1]
+
+                def goes_on(n_new: int) -> bool:
+                    return n_new < 2 or (time.thread_time() < work and time.monotonic() < wait)
+
                 self._found, before = None, self._found
-                self._found = self._read(before, stamp, lambda n_new: n_new < 2 or time.monotonic() < until)
+                self._found = self._read(before, stamp, goes_on)
                 self._stamp = stamp
             return self._found
 
     def is_newer(self, n_unread: int, n_answers: int) -> bool:
         """Return whether a page with so many unread checkpoints and answers is out of date."""
         found = self._found
-        is_same = found is not None and found.subject.n_unread == n_unread
-        return self._error is not None or not is_same or self.n_answers != n_answers
+        return found is None or (found.subject.n_unread, self.n_answers) != (n_unread, n_answers)
 
     @property
     def n_answers(self) -> int:
@@ -267,7 +270,7 @@ class Reading:
         """Read as many other checkpoints as are wanted; the body of the thread."""
         found, error = before, None
         try:
-            _give_way(_SECONDS_OF_PATIENCE[0], self._is_wanted_now)
+            _give_way(_SECONDS_OF_PATIENCE[0])
             found = self._read(before, _NOTHING, self._goes_on)
         except Exception as failed:
             error = failed
@@ -277,12 +280,9 @@ class Reading:
             if found.token != before.token:
                 self._answers.clear()
 
-    def _is_wanted_now(self) -> bool:
-        return not self._is_halted and time.monotonic() < self._wanted_until
-
     def _goes_on(self, n_new: int) -> bool:
-        _give_way(_SECONDS_OF_PATIENCE[1], self._is_wanted_now)
-        return self._is_wanted_now()
+        _give_way(_SECONDS_OF_PATIENCE[1])
+        return not self._is_halted and time.monotonic() < self._wanted_until
 
     def _read(self, before: Opened | None, stamp: tuple[int, int], goes_on: Callable[[int], bool]) -> Opened:
         path = path_of(self._path)
@@ -323,10 +323,10 @@ def _perform(task: Callable[[], _Answer]) -> _Answer:
         DRAWING.discard(threading.get_ident())
 
 
-def _give_way(seconds: float, is_wanted: Callable[[], bool] = lambda: True) -> None:
+def _give_way(seconds: float) -> None:
     """Wait while others do what a user waits for, for some time at most."""
     until = time.monotonic() + seconds
-    while DRAWING and time.monotonic() < until and is_wanted():
+    while DRAWING and time.monotonic() < until:
         time.sleep(0.01)
 
 
@@ -503,8 +503,7 @@ def chain_of(text: str) -> ChainReport:
     path = resolve(text)
     is_elsewhere = isinstance(path, Address)
     files = (path,) if is_elsewhere else (path / "inshrink-manifest", path / "frames", path)
-    stamps = [_stamp(file) for file in files]
-    return _chain_at(str(path), tuple(stamps))
+    return _chain_at(str(path), tuple(map(_stamp, files)))
 
 
 @st.cache_resource(show_spinner=False, max_entries=128)
@@ -558,12 +557,10 @@ def _archive_of_run(run: Subject) -> ChainReport | None:
     for folder in (run.place.parent, *settings().roots):
         real = real_path(folder / f"{run.place.name}.inshrink")
         if settings().allows(real) and (isinstance(real, Address) or real.exists()):
-            try:
+            with contextlib.suppress(ServiceError):
                 found = chain_of(str(real))
-            except ServiceError:
-                continue
-            # An archive with steps that the run does not have belongs to another run.
-            is_complete = bool(found.steps) and not any(frame.damage for frame in found.line)
-            if is_complete and set(found.steps) <= set(run.steps):
-                return found
+                # An archive with steps that the run does not have belongs to another run.
+                is_complete = bool(found.steps) and not any(frame.damage for frame in found.line)
+                if is_complete and set(found.steps) <= set(run.steps):
+                    return found
     return None

@@ -277,7 +277,10 @@ def require(
         state.publish(**{state.LOG: text})
         subject = answer(lambda: services.with_log(subject, text)) or subject
     if not subject.steps:
-        _no_steps(subject)
+        with section("This archive is empty"):
+            st.write("It is intact and holds no steps yet. Add a run to it:")
+            st.code(f"inshrink compress RUN -o {shlex.quote(str(subject.path))}", language=None)
+            _lead_away("Open another run")
         return None
     if subject.n_unread and not watched:
         st.caption("The rest of this page follows once all checkpoints are read.")
@@ -301,11 +304,3 @@ def _no_run(page: str) -> None:
             "uploaded: the explorer reads files on this computer."
         )
         _lead_away("Choose a run")
-
-
-def _no_steps(subject: Subject) -> None:
-    """Draw that the archive has no steps yet, and how to write some."""
-    with section("This archive is empty"):
-        st.write("It is intact and holds no steps yet. Add a run to it:")
-        st.code(f"inshrink compress RUN -o {shlex.quote(str(subject.path))}", language=None)
-        _lead_away("Open another run")

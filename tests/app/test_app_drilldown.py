@@ -119,7 +119,7 @@ def test_a_link_to_a_cell_shows_its_inside_and_marks_its_row_which_is_pinned_and
     told = json.loads(marks.proto.json)
     assert (told["chart"], told["colour"], told["rows"]) == ("heatmap", MARK, [[1, 1]])
     assert (told["column"], told["ticked"]) == (1, [3])
-    assert (told["n_rows"], told["edges"]) == (4, [5, 15, 25, 35])
+    assert (told["n_rows"], told["edges"]) == (4, [-0.5, 0.5, 1.5, 2.5])
     assert "bits per weight" in texts(app)
     assert "of the weights and carries" in texts(app)
     assert "rounding error" in texts(app)

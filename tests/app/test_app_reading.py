@@ -23,7 +23,7 @@ STEPS = tuple(range(10, 130, 10))
 @pytest.fixture
 def run(root, monkeypatch) -> Path:
     """Return a run with a broken checkpoint, of which two are read at once."""
-    monkeypatch.setattr(opening, "_SECONDS_AT_ONCE", -1.0)
+    monkeypatch.setattr(opening, "_SECONDS_AT_ONCE", (-1.0, -1.0))
     run = write_run(root / "run", STEPS)
     broken = next(run.glob("*40*"))
     broken.write_bytes(broken.read_bytes()[:99])
@@ -70,7 +70,7 @@ def test_the_newest_come_first_and_the_whole_is_what_an_ordinary_opening_returns
     token = services.opened(str(run)).token
 
     st.cache_resource.clear()
-    monkeypatch.setattr(opening, "_SECONDS_AT_ONCE", 60.0)
+    monkeypatch.setattr(opening, "_SECONDS_AT_ONCE", (60.0, 600.0))
     ordinary = services.opened(str(run))
     assert ordinary.token == token
     assert ordinary.subject == whole

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -89,10 +89,10 @@ def _row(chain: ChainReport, known: Mapping[str, Known], bound: Bound) -> dict[s
     found = [by_metric.comparison for by_metric in known.values()]
     drops = {f"drop of {metric}": by_metric.comparison.max_drop for metric, by_metric in known.items()}
     figures = {
-        "restore_cost": _first(comparison.max_restore_cost for comparison in found),
-        "divergence": _first(comparison.max_divergence for comparison in found),
-        "drop": max((value for value in drops.values() if value is not None), default=None),
+        name: next((cost for one in found if (cost := getattr(one, f"max_{name}")) is not None), None)
+        for name in ("restore_cost", "divergence")
     }
+    figures["drop"] = max((value for value in drops.values() if value is not None), default=None)
     cost, check = figures["restore_cost"], bound.check(figures.get(bound.kind))
     if quality.is_exact_archive(chain):
         cost, check = cost or 0.0, "exact" if bound.kind != "none" else None
@@ -113,7 +113,3 @@ def _row(chain: ChainReport, known: Mapping[str, Known], bound: Bound) -> dict[s
         "largest divergence": figures["divergence"],
         "state": "outdated" if is_old else verdict,
     }
-
-
-def _first(values: Iterable[float | None]) -> float | None:
-    return next((value for value in values if value is not None), None)

@@ -338,7 +338,9 @@ def _check(found: Searched, point: SearchPoint) -> str:
         return "best"
     if not point.is_complete:
         return "given up" if not point.keeps else "not finished"
-    return found.check(point)
+    if found.target_ratio is not None:
+        return "reaches the ratio" if point.keeps else "below the ratio"
+    return "keeps the bounds" if point.keeps else "breaks a bound"
 
 
 def _settings(board: Board) -> None:

@@ -73,7 +73,11 @@ def _place(shown: Subject) -> None:
         look = rows.controls(shown)
     with notices:
         measured, job = _measured(shown, look)  # It starts before the estimates of sizes.
-        board = _board(shown)
+        board = None
+        if shown.kind == "run" and not shown.n_unread:
+            board = answer(
+                lambda: boards.gather(shown, services.chosen(shown), services.trusted_evaluator(shown))
+            )
         values = _stable(measured or _unmeasured(shown, look, board, job), shown)
         is_partial = measured is None and bool(_metrics(look))
         found = _valid(chosen.current(values.steps), values)
@@ -100,13 +104,6 @@ def _place(shown: Subject) -> None:
     chosen.publish(found, ticked)
     with drawer:
         _drawer(view, board, found, requests)
-
-
-def _board(shown: Subject) -> Board | None:
-    """Collect the state of a run's bits; None for an archive, and for a run that is not read completely."""
-    if shown.kind != "run" or shown.n_unread:
-        return None
-    return answer(lambda: boards.gather(shown, services.chosen(shown), services.trusted_evaluator(shown)))
 
 
 def _unmeasured(shown: Subject, look: Look, board: Board | None, job: Job | None) -> Sensitivity:
