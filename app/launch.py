@@ -238,7 +238,10 @@ def _mend_streamlit() -> None:
     has finished as interrupted; the page then shows elements that the fragment no longer draws. Streamlit
     merges simultaneous requests and uses the page of the later one, so a timer of the page being left can
     undo a click on a link, and later reset the widgets of the new page.
+
+    The threads that draw are recorded, since the reading of a large run gives way to them.
     """
+    from inshrink_app.services.opening import DRAWING
     from streamlit.runtime.forward_msg_queue import ForwardMsgQueue
     from streamlit.runtime.scriptrunner.script_runner import ScriptRunner
     from streamlit.runtime.scriptrunner_utils.script_requests import ScriptRequests, ScriptRequestType
@@ -261,7 +264,11 @@ def _mend_streamlit() -> None:
     def run(self: Any, rerun_data: Any) -> None:
         is_left = rerun_data.page_script_hash != self._get_script_run_ctx().page_script_hash
         if not (rerun_data.fragment_id_queue and is_left):
-            run_script(self, rerun_data)
+            DRAWING.add(threading.get_ident())
+            try:
+                run_script(self, rerun_data)
+            finally:
+                DRAWING.discard(threading.get_ident())
 
     if clear.__module__ != __name__:  # Once per process.
         ForwardMsgQueue.clear = begin  # type: ignore[method-assign]

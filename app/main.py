@@ -17,7 +17,6 @@ st.logo(MARK, size="large")
 
 def lead_on(name: str, word: str) -> None:
     """Redirect an old address to its page."""
-    state.remember_link()
     st.session_state[job_card.DRAWER] = word == "jobs"
     state.lead_to(name)
 

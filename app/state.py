@@ -78,9 +78,9 @@ def go_to(page: str, **chosen: str) -> NoReturn:
 
 
 def lead_to(page: str) -> NoReturn:
-    """Redirect to another page, which does not count as a click."""
+    """Redirect to another page with what the link says, which does not count as a click."""
     st.session_state.pop(_ARRIVED, None)
-    go_to(page)
+    st.switch_page(st.session_state[_PAGES][page], query_params=st.query_params.to_dict())
 
 
 def wants_given_run() -> bool:
@@ -102,6 +102,8 @@ def run_path() -> str | None:
 
 def set_run(path: str | None) -> None:
     """Show another run; None shows none."""
+    if path != st.session_state.get(_PREFIX + RUN):
+        retract(LOG)
     st.session_state[_PREFIX + RUN] = path
     st.session_state[_STARTED] = True
     if path is None:
@@ -125,30 +127,6 @@ def choice_text(key: str) -> str:
     """Return free text under a key, from the link, else the session; empty without any. Untrusted."""
     text = st.query_params.get(key) or st.session_state.get(_PREFIX + key)
     return text if isinstance(text, str) else ""
-
-
-def log_choice(run: str) -> str:
-    """Return the chosen file of metrics of a run; empty for its own log. Untrusted."""
-    key = f"{_PREFIX}{LOG}.{run}"
-    if text := st.query_params.get(LOG):
-        st.session_state[key] = text
-    chosen = str(st.session_state.get(key, ""))
-    if chosen and st.query_params.get(LOG) != chosen:
-        st.query_params[LOG] = chosen
-    return chosen
-
-
-def choose_log(run: str, text: str) -> None:
-    """Choose another file for the metrics of a run; empty restores its own log."""
-    st.session_state[f"{_PREFIX}{LOG}.{run}"] = text
-    st.query_params.pop(LOG, None)
-
-
-def remember_link() -> None:
-    """Store the link's choices in the session before a redirect. Untrusted."""
-    run_path()
-    for key, value in st.query_params.items():
-        st.session_state[_PREFIX + key] = value
 
 
 def publish(**chosen: str) -> None:

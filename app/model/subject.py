@@ -33,8 +33,6 @@ class Subject:
         Tensors of the last checkpoint, in file order.
     total_bytes
         Bytes of all its checkpoints on disk.
-    bytes_read
-        Bytes read so far for these facts.
     skipped
         Skipped files, with reasons.
     unreadable
@@ -52,6 +50,8 @@ class Subject:
     directory, newest
         For a run, the folder of its settings and measurements, and its last checkpoint. Both are on this
         machine, also for a run at an address.
+    n_unread
+        Number of checkpoints of a large run whose headers are not read yet; all else is of those read.
     """
 
     path: Path
@@ -61,7 +61,6 @@ class Subject:
     steps: tuple[int, ...]
     tensors: tuple[TensorSpec, ...]
     total_bytes: int
-    bytes_read: int
     skipped: tuple[tuple[str, str], ...] = ()
     unreadable: tuple[tuple[str, str], ...] = ()
     notes: tuple[str, ...] = ()
@@ -71,6 +70,7 @@ class Subject:
     is_ordered: bool = True
     directory: Path = Path()
     newest: Path = Path()
+    n_unread: int = 0
 
     @property
     def place(self) -> Path:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path, PosixPath
 from typing import NamedTuple
 
+from inshrink_core.formats.disk import natural_key
 from inshrink_core.text import url_of
 
 MAX_ENTRIES = 2000
@@ -200,7 +200,7 @@ def list_folder(folder: Path) -> Listing:
         The folder cannot be read.
     """
     found = [known for entry in scan(folder) if (known := _classify(entry)) is not None]
-    found.sort(key=lambda entry: (entry.kind == "file", _natural(entry.path.name)))
+    found.sort(key=lambda entry: (entry.kind == "file", natural_key(entry.path.name.casefold())))
     return Listing(tuple(found[:MAX_ENTRIES]), max(0, len(found) - MAX_ENTRIES))
 
 
@@ -241,9 +241,3 @@ def _looks_like_run(folder: Path) -> bool:
     except OSError:
         return False
     return any(name.endswith(CHECKPOINT_SUFFIXES) or name.startswith("checkpoint-") for name in names)
-
-
-def _natural(name: str) -> tuple[tuple[int, str], ...]:
-    """Return a sort key that puts ``step-9`` before ``step-10``."""
-    parts = re.findall(r"[0-9]+|[^0-9]+", name.casefold())
-    return tuple((int(part), "") if part[0] in "0123456789" else (-1, part) for part in parts)

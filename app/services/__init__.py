@@ -9,7 +9,6 @@ functions that need them, so that pages open without that delay.
 from inshrink_app.jobs.registry import MAX_AT_WORK as MAX_AT_WORK
 from inshrink_app.services.archives import *
 from inshrink_app.services.chosen import *
-from inshrink_app.services.comparing import *
 from inshrink_app.services.drilldown import *
 from inshrink_app.services.dropping import *
 from inshrink_app.services.evaluating import *

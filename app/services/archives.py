@@ -6,28 +6,17 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from inshrink_app.model import ServiceError, Subject, config_words
+from inshrink_app.model import ServiceError, Subject
 from inshrink_app.server.recent import load_recent
 from inshrink_app.server.roots import Address, real_path, scan, settings
 from inshrink_app.services.inside import samples
-from inshrink_app.services.opening import chain_of, listed_at, load_subject
+from inshrink_app.services.opening import chain_of, listed_at, load_whole
 
 from inshrink_core.chain.report import ChainReport
 
 _SUFFIX = ".inshrink"
 _MAX_CANDIDATES = 64
 """Largest number of archives that are opened in the search for those of a run; each costs one manifest."""
-
-_SETTING_NAMES = ("coarseness", "bins", "bits", "prune", "exact")
-"""Settings of codecs that distinguish the archives of one run. The page lists all settings elsewhere."""
-
-
-def distinction(chain: ChainReport) -> str:
-    """Return the distinguishing settings of an archive in a few words."""
-    if not chain.is_uniform:
-        return "settings by step"
-    shown = {name: chain.config[name] for name in _SETTING_NAMES if chain.config.get(name, False)}
-    return config_words({"settings": shown, "override": chain.overrides})
 
 
 def archives_of(subject: Subject) -> tuple[ChainReport, ...]:
@@ -89,10 +78,8 @@ def original_of(subject: Subject) -> Subject | None:
     paths += [row.path for row in load_recent() if row.kind == "run"]
     paths += map(str, samples())
     for path in dict.fromkeys(paths):
-        try:
-            found = load_subject(path)
-        except ServiceError:
-            continue
-        if found.kind == "run" and set(subject.steps) <= set(found.steps):
-            return found
+        with contextlib.suppress(ServiceError):
+            found = load_whole(path)
+            if found.kind == "run" and set(subject.steps) <= set(found.steps):
+                return found
     return None

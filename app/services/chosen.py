@@ -6,6 +6,8 @@ all agree. The last write wins.
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,12 +16,13 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import streamlit as st
 from inshrink_app.model import ServiceError, Subject, engine_settings, plain
+from inshrink_app.server.recent import recent_file
 from inshrink_app.services.archives import original_of
-from inshrink_app.services.headers import file_of_run, store_for_run
 from inshrink_app.services.inside import reported
 
 from inshrink_core.chain.defaults import make_configs
-from inshrink_core.execution.results import load_result
+from inshrink_core.errors import StorageError
+from inshrink_core.execution.results import keep_result, load_result
 from inshrink_core.search.bounds import DEFAULT_MAX_DIVERGENCE, DEFAULT_MAX_RESTORE_COST
 
 _KIND = "chosen"
@@ -111,16 +114,27 @@ class Chosen:
 def chosen(shown: Subject) -> Chosen:
     """Return the choices for a run, or for the run that an archive was made from."""
     run = _run_of(shown)
-    path = file_of_run(_KIND, run)
+    path = file_of_run(run)
     found = load_result(path, {"path": str(run)}, _KIND, _parse)
     return found or _unwritten().get(str(run)) or Chosen(str(run))
+
+
+def file_of_run(run: Path) -> Path:
+    """Return the path of the choices for a run: one file per run, beside the recent runs."""
+    name = hashlib.sha256(str(run).encode(errors="surrogateescape")).hexdigest()[:32]
+    return recent_file().with_name(_KIND) / f"{name}.json"
 
 
 def choose(shown: Subject, **changes: Any) -> Chosen:
     """Change choices for a run, and return all of them."""
     now = replace(chosen(shown), **changes)
-    path = file_of_run(_KIND, Path(now.run))
-    store_for_run(path, {"path": now.run}, _KIND, msgspec.to_builtins(now), _MAX_STORED)
+    path = file_of_run(Path(now.run))
+    with contextlib.suppress(OSError, StorageError, UnicodeError, ValueError):
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        keep_result(path, {"path": now.run}, _KIND, msgspec.to_builtins(now))
+        by_age = sorted(path.parent.glob("*.json"), key=lambda file: file.stat().st_mtime_ns, reverse=True)
+        for old in by_age[_MAX_STORED:]:
+            old.unlink()
     if path.exists():
         _unwritten().pop(now.run, None)
     else:  # If the disk refuses, the choices last until the explorer ends.

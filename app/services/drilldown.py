@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from inshrink_app.server.recent import load_recent
 from inshrink_app.server.roots import Address, list_folder, real_path, settings
 from inshrink_app.services.archives import original_of
 from inshrink_app.services.inside import answered, samples
-from inshrink_app.services.opening import engine_at, engine_of, place_of
+from inshrink_app.services.opening import engine_of, opened, place_of
 from numpy.typing import NDArray
 
 import inshrink_core
@@ -93,7 +94,7 @@ def drill_down(subject: Subject, step: int, tensor: str, way: str, metric: str |
         original = original_of(subject)
         against: Any = None if original is None else engine_of(original)[0]
         if archive is not None:
-            engine = engine_at(str(archive.path), f"{archive.nbytes}-{len(archive.frames)}")
+            engine = opened(str(archive.path)).engine
         return anatomy(engine, step, tensor, against=against, metric=metric)
 
     state = (engine_of(subject)[1], archive.nbytes if archive is not None else 0)
@@ -199,28 +200,20 @@ def other_runs(subject: Subject) -> tuple[Path, ...]:
     return tuple(known)[:_MAX_OTHER_RUNS]
 
 
-_DELAY_SECONDS = 3.0
-"""Delay until the page is drawn."""
-
-
 @st.cache_resource(show_spinner=False)
-def warm_up() -> threading.Timer:
-    """Load the slow parts of the engine once, by a look at a tensor of a bundled sample."""
-    timer = threading.Timer(_DELAY_SECONDS, load_ahead)
-    timer.daemon = True
-    timer.start()
-    return timer
+def warm_up() -> None:
+    """Load the slow parts of the engine once, in a thread."""
+    threading.Thread(target=load_ahead, daemon=True).start()
 
 
 def load_ahead() -> None:
-    """Encode the smallest matrix of the sample with the default codec, which takes long to load."""
+    """Encode the smallest matrix of a bundled sample with the default codec, which takes long to load."""
+    time.sleep(3.0)  # Until the page is drawn.
     try:
         for sample in samples()[:1]:
             run = inshrink_core.open(sample)
-            specs = [
-                spec for spec in run[run.steps[-1]].specs if spec.role == "weight" and len(spec.shape) > 1
-            ]
+            specs = (spec for spec in run[run.steps[-1]].specs if len(spec.shape) > 1)
             anatomy(run, run.steps[-1], min(specs, key=lambda spec: spec.numel).key, DEFAULT_CODEC)
     except (InshrinkError, OSError, RuntimeError) as error:
         # RuntimeError: the explorer is ending and starts no more threads.
-        logging.getLogger(__name__).info("nothing was loaded ahead: %s", error)
+        _log.info("nothing was loaded ahead: %s", error)

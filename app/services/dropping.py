@@ -14,7 +14,7 @@ from typing import BinaryIO, NamedTuple
 import streamlit as st
 from inshrink_app.model import ServiceError, Subject
 from inshrink_app.services.inside import dropped_folder, is_dropped, reported
-from inshrink_app.services.opening import load_subject
+from inshrink_app.services.opening import load_whole
 
 from inshrink_core.errors import clipped
 from inshrink_core.formats.discovery import WEIGHT_SUFFIXES
@@ -114,7 +114,7 @@ def open_dropped(files: Sequence[tuple[str, BinaryIO]]) -> Subject:
 
 def _load_all(place: Path) -> Subject:
     """Open a stored drop; raise if any of its files is left out."""
-    subject = load_subject(str(place))
+    subject = load_whole(str(place))
     for left_out, reason in (*subject.unreadable, *subject.skipped):
         remedy = "drop the others alone, or open their folder by its path, which leaves such files out"
         raise ServiceError(f"one of the files cannot be used: {reason}", left_out, remedy)

@@ -1,9 +1,11 @@
-"""Evaluators of a run: their code, consent to run it, and their trial."""
+"""Evaluators of a run: their code, consent to run it, their trial, and comparisons of archives."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,10 +19,13 @@ from inshrink_app.services.inside import answered, reported
 from inshrink_app.services.jobs import job_of
 from inshrink_app.services.opening import opened, resolve
 
+from inshrink_core.chain.report import ChainReport
 from inshrink_core.evaluate import own_samples
 from inshrink_core.formats.logs.log import read_settings
 from inshrink_core.samples import is_trusted_sample
+from inshrink_core.verbs.compare import CompareArchives
 from inshrink_core.verbs.evaluate import Evaluate
+from inshrink_core.verbs.shared.measured import Known, Measurements, merged
 
 _MAX_CODE_BYTES = 200_000
 """Code larger than this is neither read nor offered."""
@@ -85,6 +90,11 @@ def named_evaluator(shown: Subject) -> EvaluatorCode | None:
 def may_run(evaluator: EvaluatorCode) -> bool:
     """Return whether an evaluator may run: it is bundled, or the user trusts this content of its file."""
     return evaluator.is_bundled or is_trusted(evaluator.path, evaluator.digest)
+
+
+def consent_to(evaluator: EvaluatorCode | None) -> str:
+    """Return the consent for a job with an evaluator, or with none (`EvaluatorCode.trusted`)."""
+    return "" if evaluator is None else evaluator.trusted
 
 
 def evaluator_and_trust(shown: Subject) -> tuple[EvaluatorCode | None, bool]:
@@ -199,3 +209,54 @@ def evaluator_trial(shown: Subject, evaluator: EvaluatorCode) -> Work:
     request = Evaluate(str(shown.path), step=shown.steps[-1], **asked.fields)
     of = (opened(str(shown.path)).token, evaluator.digest)
     return Work.asking([request], shown.path, "run", "evaluator", of=of, trusted=evaluator.trusted)
+
+
+MAX_COMPARED = 8
+"""Number of steps that a comparison covers by default: enough to show a trend, and quick."""
+
+
+def comparison(
+    subject: Subject,
+    archives: Sequence[Path],
+    steps: Sequence[int],
+    evaluator: EvaluatorCode | None,
+    **more: Any,
+) -> CompareArchives:
+    """Return the request that compares archives with their run."""
+    fields = evaluator_fields(evaluator) | more
+    return CompareArchives(tuple(map(str, archives)), str(subject.path), steps=tuple(steps) or None, **fields)
+
+
+def comparison_work(
+    subject: Subject,
+    archives: Sequence[ChainReport],
+    request: CompareArchives,
+    evaluator: EvaluatorCode | None,
+) -> Work:
+    """Return the work of a comparison. The evaluator must be trusted or bundled.
+
+    A changed run or archive makes a new question, so earlier jobs do not answer it.
+    """
+    of = (opened(str(subject.path)).token, *(chain.content for chain in archives))
+    trusted = consent_to(evaluator)
+    return Work.asking([request], subject.path, "archives", "compare", of=of, trusted=trusted)
+
+
+def known_by_metric(chain: ChainReport) -> dict[str, Known]:
+    """Return the newest measurement of an archive for each metric.
+
+    If no measurement matches the present archive, return those from before its last change.
+    """
+    store = Measurements.of_archive(chain) if chain.archive_id else None
+    for earlier in (False, True):
+        rows = [] if store is None else list(store.rows("compare", earlier=earlier))
+        if earlier and rows:
+            rows = [row for row in rows if row.content == rows[0].content]
+        found = {}
+        for metric in dict.fromkeys(str(row.document.get("metric")) for row in rows):
+            known = merged([row for row in rows if row.document.get("metric") == metric])
+            if known is not None:
+                found[metric] = replace(known, archive=str(chain.path), is_current=not earlier)
+        if found:
+            return found
+    return {}

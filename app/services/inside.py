@@ -14,20 +14,11 @@ from inshrink_app.model import ServiceError
 from inshrink_app.server.recent import recent_file
 from inshrink_app.server.roots import links_below, settings
 
-from inshrink_core.chain import Archive
 from inshrink_core.errors import InshrinkError
-from inshrink_core.formats import NoCheckpointError, Run
+from inshrink_core.formats import NoCheckpointError
 from inshrink_core.samples import sample, sample_names
 
-_Engine = TypeVar("_Engine", "Run", "Archive", "Run | Archive")
 _Answer = TypeVar("_Answer")
-
-
-def keep_inside(engine: _Engine) -> _Engine:
-    """Return a run or an archive that looks for a base model only inside the roots."""
-    if isinstance(engine, Archive):
-        engine.bases.allows = is_inside
-    return engine
 
 
 @functools.cache

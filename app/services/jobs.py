@@ -104,11 +104,6 @@ def linked_job(job_id: str, page: str, path: Path) -> Job | None:
     return None if job is None or (job.work.page, job.shown) != (page, str(path)) else job
 
 
-def place_in_queue(job: Job) -> int | None:
-    """Return the position of a queued job, starting at one; None if it is not in this queue."""
-    return registry().place(job)
-
-
 def stop_job(job: Job) -> None:
     """Cancel a running job."""
     registry().stop(job)

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from inshrink_app.jobs import Job, Work, subject_of
 from inshrink_app.model import Sensitivity, Subject
-from inshrink_app.services.inside import answered
+from inshrink_app.services.inside import answered, reported
 from inshrink_app.services.jobs import LOADERS, all_jobs, documents_of, newest_job
-from inshrink_app.services.opening import engine_at, opened
+from inshrink_app.services.opening import engine_of, opened, reading_of
 from numpy.typing import NDArray
 
 from inshrink_core.analysis.profile import Row
@@ -106,13 +106,39 @@ def sensitivity_work(subject: Subject, metric: str) -> Work:
     return Work.asking(requests, subject.path, "sensitivity", metric, of=of)
 
 
+def latest_measured(subject: Subject, metric: str) -> Sensitivity | None:
+    """Return an earlier measurement, else the values at the last step alone, which a thread measures.
+
+    None if these are not there yet, or take too long.
+
+    Raises
+    ------
+    ServiceError
+        The last step cannot be read.
+    """
+    known = earlier_measurement(subject, metric)
+    if known is not None or _read_nbytes(subject, metric, 1) > _LATEST_FIRST_BYTES:
+        return known
+    engine, token = engine_of(subject)
+
+    def measure() -> Sensitivity:
+        with reported():
+            return _table(Measure(engine, metric=metric, steps=subject.steps[-1:]).perform().to_json())
+
+    table = reading_of(subject).ahead((token, metric), measure)
+    return None if table is None else _at_all_steps(subject, table)
+
+
 def measured_so_far(subject: Subject, job: Job) -> Sensitivity | None:
     """Return the partial table of a running measurement, with gaps; None before the first values."""
     if not job.documents:
         return None
-    table = _table(job.documents[-1])
-    places = [subject.steps.index(step) for step in table.steps if step in subject.steps]
+    return _at_all_steps(subject, _table(job.documents[-1]))
 
+
+def _at_all_steps(subject: Subject, table: Sensitivity) -> Sensitivity:
+    """Return a table of some steps as one of all steps, with gaps."""
+    places = [subject.steps.index(step) for step in table.steps if step in subject.steps]
     values = {name: np.full((len(table.rows), len(subject.steps)), np.nan) for name in table.values}
     for name, known in table.values.items():
         values[name][:, places] = known
@@ -157,7 +183,7 @@ def archived_bits(subject: Subject, chain: ChainReport) -> Sensitivity:
     state = tuple(map(str, chain.state))
 
     def read() -> Sensitivity:
-        engine: Any = engine_at(str(chain.path), "-".join(state))
+        engine: Any = opened(str(chain.path)).engine
         specs = _weights(subject)
         values = np.full((len(specs), len(subject.steps)), np.nan)
         for column, step in enumerate(subject.steps):

@@ -1,20 +1,24 @@
-"""Opening of runs and archives inside the roots, with cached headers."""
+"""Opening of runs and archives inside the roots, and their headers in memory."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import hashlib
+import math
 import os
 import shlex
+import threading
+import time
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import streamlit as st
 from inshrink_app.model import ServiceError, Subject
 from inshrink_app.server.roots import Address, OutsideRootsError, path_of, real_path, settings
-from inshrink_app.services.headers import files_stamp, forget_headers, store_headers, stored_headers
-from inshrink_app.services.inside import is_inside, is_own, keep_inside, reported, require_inside
+from inshrink_app.services.inside import is_inside, is_own, reported, require_inside
 
 import inshrink_core
 from inshrink_core import Run
@@ -23,16 +27,40 @@ from inshrink_core.chain import Archive, original_checks
 from inshrink_core.chain.report import ChainReport, chain_report
 from inshrink_core.errors import clipped
 from inshrink_core.formats import Skipped, read_metrics, split_step_pattern
+from inshrink_core.formats.names import step_in_name
 from inshrink_core.verbs.shared.measured import run_content
 
-_MAX_OPEN = 4
-"""Largest number of open runs; the headers of 400 tensors at 200 checkpoints take about 100 MB."""
+_Answer = TypeVar("_Answer")
+
+_SECONDS_AT_ONCE = (0.3, 3.0)
+"""Processor time, and time, in which the newest checkpoints are read at once; a thread reads the others."""
+
+_SECONDS_OF_PATIENCE = (5.0, 0.5)
+"""Longest time for which a thread waits for pages to be drawn: before it begins, and between checkpoints."""
+
+_SECONDS_WANTED = 15.0
+"""Time for which a thread reads a run after a page has last asked for it; pages ask twice a second."""
+
+DRAWING: set[int] = set()
+"""Identifiers of the threads that do now what a user waits for."""
+
+_MAX_OPEN = 8
+"""Number of runs and archives in memory; the headers of a large run take hundreds of megabytes."""
+
+_AHEAD = ThreadPoolExecutor(1, "ahead")
+"""Answers what pages show later than the rest (`Reading.ahead`)."""
 
 _LONGEST_SHOWN = 400
 """Number of characters of a refused path that an error message repeats."""
 
 _SECONDS_ELSEWHERE = 30.0
 """Time after which an address is checked again; Refresh checks it at once."""
+
+_MAX_FILES = 20_000
+"""A folder with more files is not checked for changes."""
+
+_ENGINE_FOLDER = ".inshrink"
+"""Folder of the engine's measurements, which is not a part of the run."""
 
 _NOTHING = (0, 0)
 """The stamp of a missing file."""
@@ -41,12 +69,13 @@ _NOTHING = (0, 0)
 class Opened(NamedTuple):
     """The headers of a run or an archive.
 
-    `token` changes with the data and keys the measurements of a run. `stamp` covers all files as they were
-    before reading; None if it is unavailable.
+    `token` changes with the data and keys the measurements of a run. `engine` reads the data. `stamp` covers
+    all files as they were before reading; None if it is unavailable.
     """
 
     subject: Subject
     token: str
+    engine: Run | Archive
     stamp: str | None = None
 
 
@@ -91,7 +120,7 @@ def place_of(path: Path) -> Path:
 
 
 def load_subject(text: str) -> Subject:
-    """Open a run or an archive by its path; read headers only.
+    """Open a run or an archive by its path; read headers only, of a large run the newest at first.
 
     Raises
     ------
@@ -101,24 +130,253 @@ def load_subject(text: str) -> Subject:
     return opened(text).subject
 
 
+def load_whole(text: str) -> Subject:
+    """Open a run or an archive by its path, and wait until the headers of all its checkpoints are read.
+
+    Raises
+    ------
+    ServiceError
+        Nothing to open exists at the path, or it cannot be read.
+    """
+    while (found := load_subject(text)).n_unread:
+        reading_of(found).finish()
+    return found
+
+
+class Reading:
+    """A run or archive in memory, and the thread that reads the other headers of a large run.
+
+    The thread replaces what is in memory once, when it ends: because all is read, the user stopped it, no
+    page has asked for the run for a while, or the run shall be refreshed. What was read is kept.
+
+    Parameters
+    ----------
+    path
+        The run or archive.
+
+    Attributes
+    ----------
+    n_read
+        Number of checkpoints whose headers are known.
+    is_wanted
+        Whether the thread may run; False once the user stopped it.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.n_read, self.is_wanted = 0, True
+        self._path = path
+        self._lock = threading.Lock()
+        self._found: Opened | None = None
+        self._stamp = _NOTHING
+        self._error: Exception | None = None
+        self._known: set[Path] = set()
+        self._answers: dict[Hashable, Future[Any]] = {}
+        self._thread: threading.Thread | None = None
+        self._wanted_until = 0.0
+        self._is_halted = False
+
+    def opened(self, stamp: tuple[int, int]) -> Opened:
+        """Return what is at the path: of a run that is not in memory, the newest checkpoints.
+
+        Files that changed are read again, but not before the thread has ended.
+
+        Parameters
+        ----------
+        stamp
+            The stamp of the path now.
+        """
+        with self._lock:
+            error, self._error = self._error, None
+            if error is not None and stamp == self._stamp:
+                raise error
+            if self._found is None or (self._thread is None and stamp != self._stamp):
+                work, wait = time.thread_time() + _SECONDS_AT_ONCE[0], time.monotonic() + _SECONDS_AT_ONCE[1]
+
+                def goes_on(n_new: int) -> bool:
+                    return n_new < 2 or (time.thread_time() < work and time.monotonic() < wait)
+
+                self._found, before = None, self._found
+                self._found = self._read(before, stamp, goes_on)
+                self._stamp = stamp
+            return self._found
+
+    def is_newer(self, n_unread: int, n_answers: int) -> bool:
+        """Return whether a page with so many unread checkpoints and answers is out of date."""
+        found = self._found
+        return found is None or (found.subject.n_unread, self.n_answers) != (n_unread, n_answers)
+
+    @property
+    def n_answers(self) -> int:
+        """Number of the questions of `ahead` that are answered."""
+        return sum(answer.done() for answer in list(self._answers.values()))
+
+    def ahead(self, question: Hashable, task: Callable[[], _Answer]) -> _Answer | None:
+        """Return the answer to a question about the run; None until a thread has found it.
+
+        Raises
+        ------
+        ServiceError
+            There is no answer.
+        """
+        with self._lock:
+            if question not in self._answers:
+                self._answers[question] = _AHEAD.submit(_perform, task)
+            answer = self._answers[question]
+        return answer.result() if answer.done() else None
+
+    def start(self, seconds: float = _SECONDS_WANTED) -> None:
+        """Let a thread read the other checkpoints for some time from now on, unless the user stopped it."""
+        with self._lock:
+            self._wanted_until = max(self._wanted_until, time.monotonic() + seconds)
+            is_whole = self._found is None or not self._found.subject.n_unread
+            if self.is_wanted and self._thread is None and not is_whole:
+                self._is_halted = False
+                self._thread = threading.Thread(target=self._read_on, args=(self._found,), daemon=True)
+                self._thread.start()
+
+    def stop(self) -> None:
+        """Let the thread end after the current checkpoint, and start no other until the user resumes."""
+        with self._lock:
+            self.is_wanted = False
+            self.halt()
+
+    def resume(self) -> None:
+        """Let the thread start again."""
+        self.is_wanted = True
+
+    def halt(self) -> None:
+        """Let the thread end after the current checkpoint."""
+        self._is_halted = True
+
+    def refresh(self) -> None:
+        """Read changed files again, once the thread has ended."""
+        self.halt()
+        self._stamp = _NOTHING
+
+    def finish(self) -> None:
+        """Wait until the thread has read the other checkpoints, or cannot."""
+        DRAWING.discard(threading.get_ident())  # The thread would wait for this one.
+        self.resume()
+        self.start(math.inf)
+        self.wait()
+
+    def wait(self) -> None:
+        """Wait until the thread has ended."""
+        thread = self._thread
+        if thread is not None:
+            thread.join()
+
+    def _read_on(self, before: Opened) -> None:
+        """Read as many other checkpoints as are wanted; the body of the thread."""
+        found, error = before, None
+        try:
+            _give_way(_SECONDS_OF_PATIENCE[0])
+            found = self._read(before, _NOTHING, self._goes_on)
+        except Exception as failed:
+            error = failed
+        with self._lock:
+            self._found, self._error, self._thread = (found if error is None else None), error, None
+            self._wanted_until = 0.0
+            if found.token != before.token:
+                self._answers.clear()
+
+    def _goes_on(self, n_new: int) -> bool:
+        _give_way(_SECONDS_OF_PATIENCE[1])
+        return not self._is_halted and time.monotonic() < self._wanted_until
+
+    def _read(self, before: Opened | None, stamp: tuple[int, int], goes_on: Callable[[int], bool]) -> Opened:
+        path = path_of(self._path)
+        place = place_of(path)
+        require_inside(place)
+        files = files_stamp(place) if place.is_dir() else None
+
+        def chosen(paths: Sequence[Path]) -> Iterator[Path]:
+            """Yield the known checkpoints, and others as long as it goes on, the latest first."""
+            self._known.intersection_update(paths)
+            self.n_read = n_before = len(self._known)
+            for step in _latest_first(paths):
+                if not self._known.isdisjoint(step) or goes_on(self.n_read - n_before):
+                    self._known.update(step)
+                    self.n_read = len(self._known)
+                    yield from step
+
+        with reported():
+            if before is not None and isinstance(before.engine, Run):
+                engine: Run | Archive = before.engine.refresh(chosen)
+            else:
+                self._known.clear()
+                engine = inshrink_core.open(self._path, reading=chosen)
+            if isinstance(engine, Archive):
+                engine.bases.allows = is_inside  # Where it looks for a base model.
+                return Opened(_archive_subject(engine, path), "-".join(map(str, stamp)), engine, files)
+            # The folder's time is no key, since measurements write their cache into the folder.
+            return Opened(_run_subject(engine, path), run_content(engine), engine, files)
+
+
+def _perform(task: Callable[[], _Answer]) -> _Answer:
+    """Perform a task once the pages are drawn that are being drawn; others give way to it."""
+    _give_way(_SECONDS_OF_PATIENCE[0])
+    DRAWING.add(threading.get_ident())
+    try:
+        return task()
+    finally:
+        DRAWING.discard(threading.get_ident())
+
+
+def _give_way(seconds: float) -> None:
+    """Wait while others do what a user waits for, for some time at most."""
+    until = time.monotonic() + seconds
+    while DRAWING and time.monotonic() < until:
+        time.sleep(0.01)
+
+
+@st.cache_resource(show_spinner=False, max_entries=_MAX_OPEN, on_release=Reading.halt)
+def _reading_at(path: str) -> Reading:
+    return Reading(path)
+
+
+def reading_of(subject: Subject) -> Reading:
+    """Return the reading of a run."""
+    return _reading_at(str(subject.path))
+
+
+def _latest_first(paths: Sequence[Path]) -> list[list[Path]]:
+    """Return the paths of checkpoints by the steps in their names, the latest first.
+
+    Files of one step stay together, since they may be parts of one checkpoint.
+    """
+    by_step: dict[int, list[Path]] = {}
+    for path in paths:
+        steps = (step_in_name(name) for name in (path.name, path.parent.name))
+        by_step.setdefault(next((step for step in steps if step is not None), -1), []).append(path)
+    return [by_step[step] for step in sorted(by_step, reverse=True)]
+
+
 def refresh(path: Path) -> None:
     """Drop a run from the cache, so that new checkpoints appear."""
     if isinstance(path, Address):
         _seen_at.clear(str(place_of(path)))
-    forget_headers(path)
-    _open_at.clear(str(path), *_stamp(path))
+    _reading_at(str(path)).refresh()
     _chain_at.clear()
 
 
 def opened(text: str) -> Opened:
-    """Return the open run at a path, from the cache unless its folder or archive has changed."""
+    """Return the open run at a path, from the cache unless its folder or archive has changed.
+
+    Of a large run, only the newest checkpoints are read at first (`Subject.n_unread`, `reading_of`).
+
+    Raises
+    ------
+    ServiceError
+        Nothing to open exists at the path, or it cannot be read.
+    """
     path = resolve(text)
     stamp = _stamp(path)
     if stamp == _NOTHING:
         raise ServiceError(
             "there is nothing at this path", str(path), "it may have been moved; open it again"
         )
-    found = _open_at(str(path), *stamp)
+    found = _reading_at(str(path)).opened(stamp)
     if found.subject.kind == "archive":
         return found
     archive = _archive_of_run(found.subject)
@@ -134,32 +392,31 @@ def engine_of(subject: Subject) -> tuple[Run | Archive, str]:
         It cannot be opened any more.
     """
     found = opened(str(subject.path))
-    return engine_at(str(found.subject.path), found.token), found.token
+    return found.engine, found.token
 
 
-@st.cache_resource(show_spinner=False, max_entries=_MAX_OPEN)
-def engine_at(path: str, token: str, _made: Run | Archive | None = None) -> Run | Archive:
-    """Return the engine's run or archive at a path; a few stay open, shared by all sessions.
+def files_stamp(folder: Path) -> str | None:
+    """Return a stamp that changes with any file of a run; None if it is unavailable or too expensive."""
+    digest = hashlib.sha256()
+    n_files = 0
+    try:
+        for parent, folders, names in os.walk(folder, onerror=_refuse):
+            folders[:] = sorted(name for name in folders if name != _ENGINE_FOLDER)
+            for name in sorted(names):
+                n_files += 1
+                if n_files > _MAX_FILES:
+                    return None
+                path = os.path.join(parent, name)  # noqa: PTH118 - ten times the speed of a Path
+                status = os.stat(path)  # noqa: PTH116
+                text = f"{path}\0{status.st_size}\0{status.st_mtime_ns}\0{status.st_ino}\0"
+                digest.update(text.encode(errors="surrogateescape"))
+    except OSError:
+        return None
+    return digest.hexdigest()
 
-    Parameters
-    ----------
-    path
-        Its real path.
-    token
-        Cache key that changes with its files.
-    _made
-        The run or archive, if the caller has just opened it.
 
-    Raises
-    ------
-    ServiceError
-        It cannot be opened.
-    """
-    if _made is not None:
-        return _made
-    require_inside(place_of(path_of(path)))
-    with reported():
-        return keep_inside(inshrink_core.open(path))
+def _refuse(error: OSError) -> None:
+    raise error
 
 
 def _stamp(path: Path) -> tuple[int, int]:
@@ -186,37 +443,6 @@ def _seen_at(address: str) -> tuple[int, int]:
     return (int.from_bytes(digest.digest()[:8]), len(found)) if found else _NOTHING
 
 
-@st.cache_resource(show_spinner=False, max_entries=16)
-def _open_at(path: str, mtime_ns: int, size: int) -> Opened:
-    """Open a run or an archive and read its headers; errors are not cached."""
-    place = place_of(path_of(path))
-    require_inside(place)
-    stamp = files_stamp(place) if place.is_dir() else None
-    stored = stored_headers(Path(path), stamp) if stamp is not None else None
-    if stored is not None:
-        return Opened(*stored, stamp)
-    newest = _newest(path)
-    with reported():
-        # A run that was open before reads only the headers of changed files again.
-        engine = keep_inside(newest.pop().refresh() if newest else inshrink_core.open(path))
-        if isinstance(engine, Archive):
-            found = Opened(_archive_subject(engine, path_of(path)), f"{mtime_ns}-{size}", stamp)
-        else:
-            newest.append(engine)
-            # The folder's time is no key, since measurements write their cache into the folder.
-            found = Opened(_run_subject(engine, path_of(path)), run_content(engine), stamp)
-    engine_at(path, found.token, engine)
-    if stamp is not None and found.subject.kind == "run":
-        store_headers(found.subject, found.token, stamp)
-    return found
-
-
-@st.cache_resource(show_spinner=False, max_entries=_MAX_OPEN)
-def _newest(path: str) -> list[Run]:
-    """Return the last opened run at a path in a list; empty without one."""
-    return []
-
-
 def _run_subject(run: Run, path: Path) -> Subject:
     """Collect the headers of a run."""
     place = real_path(run.address if run.is_elsewhere else run.path)
@@ -231,7 +457,6 @@ def _run_subject(run: Run, path: Path) -> Subject:
         steps=tuple(run.steps),
         tensors=tuple(run[run.steps[-1]].specs) if run.steps else (),
         total_bytes=sum(run.nbytes_of(step) for step in run.steps),
-        bytes_read=run.bytes_read,
         skipped=tuple(_shown(place, row) for row in run.skipped if not row.unreadable),
         unreadable=tuple(_shown(place, row) for row in run.unreadable),
         notes=tuple(run.notes),
@@ -240,6 +465,7 @@ def _run_subject(run: Run, path: Path) -> Subject:
         directory=run.directory,
         newest=run.path_of(run.steps[-1]) if run.steps else run.directory,
         log={name: tuple(series) for name, series in logged.items()},
+        n_unread=run.n_unread,
     )
 
 
@@ -261,7 +487,6 @@ def _archive_subject(archive: Archive, path: Path) -> Subject:
         steps=tuple(archive.steps),
         tensors=tuple(archive[archive.steps[-1]].specs) if archive.steps else (),
         total_bytes=chain.nbytes,
-        bytes_read=archive.bytes_read,
         notes=("steps come from the archive", f"checksums of the originals: {checks}") if checks else (),
         archive=chain,
     )
@@ -278,8 +503,7 @@ def chain_of(text: str) -> ChainReport:
     path = resolve(text)
     is_elsewhere = isinstance(path, Address)
     files = (path,) if is_elsewhere else (path / "inshrink-manifest", path / "frames", path)
-    stamps = [_stamp(file) for file in files]
-    return _chain_at(str(path), tuple(stamps))
+    return _chain_at(str(path), tuple(map(_stamp, files)))
 
 
 @st.cache_resource(show_spinner=False, max_entries=128)
@@ -288,6 +512,27 @@ def _chain_at(path: str, stamps: tuple[tuple[int, int], ...]) -> ChainReport:
     require_inside(path_of(path))
     with reported():
         return dataclasses.replace(chain_report(Archive.open(path)), path=path_of(path))
+
+
+def with_log(shown: Subject, text: str) -> Subject:
+    """Return a run with the metrics of another file, by its untrusted path.
+
+    Raises
+    ------
+    ServiceError
+        The file is outside the roots, cannot be read, or has no metrics or steps.
+    """
+    path = resolve(text)
+    with reported():
+        status = path.stat()
+    return dataclasses.replace(shown, log=_log_at(str(path), status.st_mtime_ns, status.st_size))
+
+
+@st.cache_resource(show_spinner=False, max_entries=2)
+def _log_at(path: str, mtime_ns: int, size: int) -> dict[str, tuple[tuple[int, float], ...]]:
+    """Read a file; a million rows take seconds."""
+    with reported():
+        return {name: tuple(series) for name, series in read_metrics(path).log().items()}
 
 
 def listed_at(folder: Address) -> tuple[Address, ...]:
@@ -312,33 +557,10 @@ def _archive_of_run(run: Subject) -> ChainReport | None:
     for folder in (run.place.parent, *settings().roots):
         real = real_path(folder / f"{run.place.name}.inshrink")
         if settings().allows(real) and (isinstance(real, Address) or real.exists()):
-            try:
+            with contextlib.suppress(ServiceError):
                 found = chain_of(str(real))
-            except ServiceError:
-                continue
-            # An archive with steps that the run does not have belongs to another run.
-            is_complete = bool(found.steps) and not any(frame.damage for frame in found.line)
-            if is_complete and set(found.steps) <= set(run.steps):
-                return found
+                # An archive with steps that the run does not have belongs to another run.
+                is_complete = bool(found.steps) and not any(frame.damage for frame in found.line)
+                if is_complete and set(found.steps) <= set(run.steps):
+                    return found
     return None
-
-
-def with_log(shown: Subject, text: str) -> Subject:
-    """Return a run with the metrics of another file, by its untrusted path.
-
-    Raises
-    ------
-    ServiceError
-        The file is outside the roots, cannot be read, or has no metrics or steps.
-    """
-    path = resolve(text)
-    with reported():
-        status = path.stat()
-    return dataclasses.replace(shown, log=_log_at(str(path), status.st_mtime_ns, status.st_size))
-
-
-@st.cache_resource(show_spinner=False, max_entries=2)
-def _log_at(path: str, mtime_ns: int, size: int) -> dict[str, tuple[tuple[int, float], ...]]:
-    """Read a file; a million rows take seconds."""
-    with reported():
-        return {name: tuple(series) for name, series in read_metrics(path).log().items()}

@@ -119,12 +119,6 @@ class Searched(NamedTuple):
         keeping = [point for point in self.points if point.keeps and point.is_complete and point.config]
         return settled[0] if settled else max(keeping, key=lambda point: point.ratio, default=None)
 
-    def check(self, point: SearchPoint) -> str:
-        """Return whether a point meets the request, in words."""
-        if self.target_ratio is not None:
-            return "reaches the ratio" if point.keeps else "below the ratio"
-        return "keeps the bounds" if point.keeps else "breaks a bound"
-
 
 def steps_of(job: Job, shown: Subject) -> tuple[int, ...]:
     """Return the requested steps of a job."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import streamlit as st
 from inshrink_app import services, state
-from inshrink_app.jobs import shell_text
 from inshrink_app.model import Subject
 from inshrink_app.server.recent import trust
 from inshrink_app.server.roots import Address
 from inshrink_app.services import EvaluatorCode
 from inshrink_app.widgets import fmt, job_card
+from inshrink_app.widgets.ending import shell_text
 from inshrink_app.widgets.layout import answer, facts
 
 from inshrink_core.verbs.evaluate import Evaluate

@@ -107,11 +107,6 @@ def percent(value: float | None) -> str:
     return joined(("−" if value < 0 else "") + percentage(abs(value)))
 
 
-def device(name: object) -> str:
-    """Return the display name of a device, such as ``CPU``. Safe for markdown."""
-    return markdown(str(name).upper())
-
-
 def sentence(clause: str) -> str:
     """Return a clause of the engine as a sentence."""
     return joined(clause[:1].upper() + clause[1:].rstrip(".") + ".")

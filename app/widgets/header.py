@@ -13,7 +13,7 @@ from inshrink_app.model import ServiceError, Subject
 from inshrink_app.server.recent import remember_recent
 from inshrink_app.server.roots import Address
 from inshrink_app.services import BOUNDS, USUAL, Bound
-from inshrink_app.services.headers import files_stamp
+from inshrink_app.services.opening import files_stamp
 from inshrink_app.widgets import evaluator, fmt, job_card, layout, listing, problem
 from inshrink_app.widgets.choices import pick_one
 from inshrink_app.widgets.layout import answer, section
@@ -35,14 +35,39 @@ def show(shown: Subject, *, watched: bool = False) -> None:
     """
     with st.container(horizontal=True, vertical_alignment="center", gap="small", key="header"):
         _run(shown, watched=watched)
-        if shown.kind == "run" or services.original_of(shown) is not None:
+        if not shown.n_unread and (shown.kind == "run" or services.original_of(shown) is not None):
             _bound(shown)
             _evaluator(shown)
         job_card.jobs_drawer()
         if watched:
             watch(shown)
+    if shown.n_unread:
+        rest(shown)
     for note in shown.notes[1:]:
         st.caption(fmt.markdown(fmt.sentence(note)))
+
+
+def rest(shown: Subject) -> None:
+    """Draw the reading of a run's other checkpoints; rerun the page when there is more to show."""
+    _rest(shown, services.reading_of(shown).n_answers)
+
+
+@st.fragment(run_every=job_card.POLL_SECONDS)
+def _rest(shown: Subject, n_answers: int) -> None:
+    reading = services.reading_of(shown)
+    if reading.is_newer(shown.n_unread, n_answers):
+        st.rerun()
+    reading.start()
+    key = f"rest.{shown.path}"
+    with st.container(horizontal=True, vertical_alignment="center", key=key):
+        if reading.is_wanted:
+            n_all = len(shown.steps) + shown.n_unread
+            text = f"Reading checkpoint {fmt.count(reading.n_read)} of {fmt.count(n_all)}, the latest first"
+            st.progress(min(1.0, reading.n_read / n_all), text=text)
+            st.button("Stop", icon=":material/close:", key=f"{key}.stop", on_click=reading.stop)
+        else:
+            st.caption(f"{fmt.counted(shown.n_unread, 'checkpoint')} are not read.", width="content")
+            st.button("Read them", icon=":material/resume:", key=f"{key}.start", on_click=reading.resume)
 
 
 def _run(shown: Subject, *, watched: bool) -> None:
@@ -53,8 +78,9 @@ def _run(shown: Subject, *, watched: bool) -> None:
     averages = set(services.averages_of(shown))
     n_tensors = len({row.name for row in shown.tensors if row.role == "weight"} - averages)
     about = [
-        fmt.counted(len(shown.steps), "step"),
-        fmt.size(shown.total_bytes),
+        f"the newest {fmt.counted(len(shown.steps), 'step')}, {fmt.count(shown.n_unread)} not read yet"
+        if shown.n_unread
+        else f"{fmt.counted(len(shown.steps), 'step')} · {fmt.size(shown.total_bytes)}",
         f"{fmt.size(shown.n_parameters).rstrip('B')} parameters in {fmt.counted(n_tensors, 'tensor')}",
         *(["with a moving average"] if averages else []),
     ]
@@ -247,10 +273,17 @@ def require(
         remember_recent(subject.path, subject.kind)
     st.set_page_config(page_title=f"{fmt.printable(subject.name)} · {page}")
     show(subject, watched=watched)
-    if text := state.log_choice(path):
+    if text := state.choice_text(state.LOG):
+        state.publish(**{state.LOG: text})
         subject = answer(lambda: services.with_log(subject, text)) or subject
     if not subject.steps:
-        _no_steps(subject)
+        with section("This archive is empty"):
+            st.write("It is intact and holds no steps yet. Add a run to it:")
+            st.code(f"inshrink compress RUN -o {shlex.quote(str(subject.path))}", language=None)
+            _lead_away("Open another run")
+        return None
+    if subject.n_unread and not watched:
+        st.caption("The rest of this page follows once all checkpoints are read.")
         return None
     return subject
 
@@ -271,11 +304,3 @@ def _no_run(page: str) -> None:
             "uploaded: the explorer reads files on this computer."
         )
         _lead_away("Choose a run")
-
-
-def _no_steps(subject: Subject) -> None:
-    """Draw that the archive has no steps yet, and how to write some."""
-    with section("This archive is empty"):
-        st.write("It is intact and holds no steps yet. Add a run to it:")
-        st.code(f"inshrink compress RUN -o {shlex.quote(str(subject.path))}", language=None)
-        _lead_away("Open another run")

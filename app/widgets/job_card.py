@@ -95,7 +95,7 @@ def progress(job: Job) -> None:
 
 
 def _queued_text(job: Job) -> str:
-    place = services.place_in_queue(job)
+    place = services.registry().place(job)
     if place is None:
         return "Queued" if not job.is_elsewhere else "Queued by another explorer"
     before = f"after {fmt.counted(place - 1, 'other job')}" if place > 1 else "next"

@@ -86,7 +86,7 @@ def known_facts(known: Known, n_steps: int | None = None) -> list[Fact]:
     found, dearest, worst = known.comparison, known.costliest, known.worst
     n = len(found.steps)
     on = fmt.all_steps(n) if n == n_steps else fmt.counted(n, "step")
-    about = f"Measured on {on}, {when(known.at)}, on {fmt.device(found.device)}."
+    about = f"Measured on {on}, {when(known.at)}, on {fmt.markdown(found.device.upper())}."
     if not known.is_current:
         about = f"Measured before the last change, {when(known.at)}: measure it again."
     old = "" if known.is_current else "before the last change"
@@ -107,7 +107,7 @@ def known_facts(known: Known, n_steps: int | None = None) -> list[Fact]:
 def size_facts(chain: ChainReport, device: str = "") -> list[Fact]:
     """Return size, ratios and bits of an archive; `device` is the device that wrote it, if known."""
     bits, is_partial = chain.bits_per_weight, any(frame.damage for frame in chain.frames)
-    where = f"written on {fmt.device(device)}" if device else "the mean of all steps"
+    where = f"written on {fmt.markdown(device.upper())}" if device else "the mean of all steps"
     return [
         (
             "Size",

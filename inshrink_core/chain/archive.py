@@ -679,7 +679,7 @@ def open_any(path: str | os.PathLike[str], *, base: BaseLike | None = None, **op
         For an archive: the base model of its first frame (`Archive.open`).
     **options
         For a run: options of `inshrink_core.formats.open_run` (`step_pattern`, `follow_links`,
-        `allow_damaged`, `within`).
+        `allow_damaged`, `within`, `reading`).
 
     Raises
     ------

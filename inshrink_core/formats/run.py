@@ -78,6 +78,9 @@ _UNKNOWN: Final = "neither a torch file nor safetensors: extract it, or save its
 _MAX_UNKNOWN: Final = 20
 
 
+Reading = Callable[[list[Path]], Iterable[Path]]
+"""Function that selects the checkpoints of a run to read (`open_run`)."""
+
 _matchings: dict[object, Matching] = {}
 """The matching of the run that was opened last, reused when the same run is opened again."""
 
@@ -147,6 +150,8 @@ class Run(Mapping[int, Checkpoint]):
         ``sharded-safetensors`` or ``dcp``.
     notes
         Remarks for the reader: where steps come from, which names were guessed.
+    n_unread
+        Number of possible checkpoints whose headers were not read (`open_run`, `reading`).
 
     Examples
     --------
@@ -169,13 +174,14 @@ class Run(Mapping[int, Checkpoint]):
         skipped: Iterable[Skipped],
         access: Access,
         reopen: Callable[..., Run],
+        n_unread: int = 0,
     ) -> None:
         self._parsed = dict(sorted(selection.by_step.items()))
         self._named = selection.named
         self._access, self._reopen, self._mirror = access, reopen, mirror_of(path)
         self._accepted: dict[int, Checkpoint] = {}
         self._is_matched = False
-        self.path = path
+        self.path, self.n_unread = path, n_unread
         self.steps = tuple(self._parsed)
         self.skipped = tuple(row._replace(path=spoken(row.path)) for row in skipped)
         self.notes = _notes(selection.origin, selection.by_step.values())
@@ -359,11 +365,17 @@ class Run(Mapping[int, Checkpoint]):
         """
         return _identity(sorted(self._at(step).stamps.items()))
 
-    def refresh(self) -> Run:
-        """Return the run in its current state; headers of unchanged files are not read again."""
+    def refresh(self, reading: Reading | None = None) -> Run:
+        """Return the run in its current state; headers of unchanged files are not read again.
+
+        Parameters
+        ----------
+        reading
+            Selects the checkpoints, as in `open_run`; all by default, also those that were not read so far.
+        """
         if self._mirror is not None:
             self._mirror.refresh()
-        return self._reopen()
+        return self._reopen(reading=reading)
 
     def allowing_damage(self) -> Run:
         """Return the run with files accepted as they are, even if they do not match their own checksums.
@@ -592,7 +604,14 @@ def _undetected(path: Path, access: Access) -> tuple[str, tuple[FileStamp, ...]]
 
 
 @without_collection()
-def _open(path: str, pattern: str | None, *, known: Mapping[tuple[Path, ...], Found], **options: Any) -> Run:
+def _open(
+    path: str,
+    pattern: str | None,
+    *,
+    known: Mapping[tuple[Path, ...], Found],
+    reading: Reading | None,
+    **options: Any,
+) -> Run:
     if pattern is not None:
         compile_step_pattern(pattern)
     access = _access(path, **options)
@@ -600,8 +619,12 @@ def _open(path: str, pattern: str | None, *, known: Mapping[tuple[Path, ...], Fo
     root = discovery.root
     _expect(discovery, known, access)
     of_file = replace(access, root=os.path.realpath(root)) if discovery.single else access
-    found = [candidate.read(known, of_file) for candidate in discovery.found]
-    if discovery.single and (error := found[0].error) is not None:
+    by_path = {candidate.path: candidate for candidate in discovery.found}
+    chosen = [*by_path] if reading is None else reading([*by_path])
+    read = {path: by_path[path].read(known, of_file) for path in chosen}
+    found = [candidate for candidate in discovery.found if candidate.path in read]
+    n_unread = len(by_path) - len(found)
+    if discovery.single and found and (error := found[0].error) is not None:
         raise error
     seen = {candidate.key: candidate for candidate in found}
     for group in group_files(found, root) if not discovery.single else ():
@@ -627,8 +650,8 @@ def _open(path: str, pattern: str | None, *, known: Mapping[tuple[Path, ...], Fo
         remedy = "give a directory, a glob or a file of torch (.pt .pth .bin .ckpt) or safetensors files"
         raise NoCheckpointError(f"no readable checkpoint{more}", where=path, skipped=rows, remedy=remedy)
     skipped += [row for candidate in choice.by_step.values() for row in candidate.skipped]
-    reopen = functools.partial(_open, path, pattern, known=seen, **options)
-    return Run(root, choice, skipped=skipped, access=access, reopen=reopen)
+    reopen = functools.partial(_open, path, pattern, known=seen, reading=None, **options)
+    return Run(root, choice, skipped=skipped, access=access, reopen=reopen, n_unread=n_unread)
 
 
 def _expect(discovery: Discovery, known: Mapping[tuple[Path, ...], Found], access: Access) -> None:
@@ -676,6 +699,7 @@ def open_run(
     follow_links: bool = False,
     allow_damaged: bool = False,
     within: Iterable[str | os.PathLike[str]] | None = None,
+    reading: Reading | None = None,
 ) -> Run:
     """Open the checkpoints of a training; reads only headers and does not import torch.
 
@@ -694,6 +718,11 @@ def open_run(
     within
         Directories that must contain the run after links are resolved; links may lead anywhere inside
         them. By default the run may be anywhere.
+    reading
+        Selects the checkpoints to read: a function that takes the paths of all possible checkpoints, in
+        natural order, and yields those to read, each just before it is read. By default all are read. Steps
+        and unreadable checkpoints are those of the selection; `Run.n_unread` counts the rest, and
+        `Run.refresh` reads it.
 
     Returns
     -------
@@ -734,4 +763,5 @@ def open_run(
         follow_links=follow_links,
         allow_damaged=allow_damaged,
         within=None if within is None else tuple(map(os.fspath, within)),
+        reading=reading,
     )

@@ -176,7 +176,6 @@ def subject(n_tensors: int = 6, n_steps: int = 5, **changes: Any) -> Subject:
             for i in range(n_tensors)
         ),
         "total_bytes": 10**9,
-        "bytes_read": 12_345,
     }
     return Subject(**(values | changes))
 

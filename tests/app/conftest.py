@@ -11,6 +11,7 @@ from inshrink_app import services
 from inshrink_app.pages.run import board
 from inshrink_app.server import roots
 from inshrink_app.services import jobs as job_services
+from inshrink_app.services import opening
 from streamlit.testing.v1 import AppTest
 
 import inshrink_core
@@ -43,6 +44,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     # What Run tries and estimates by itself are processes; `asked_for` lets it.
     monkeypatch.setattr(board, "may_begin", lambda: False)
     monkeypatch.setattr(services, "warm_up", lambda: None)
+    monkeypatch.setattr(opening, "_SECONDS_AT_ONCE", (60.0, 600.0))  # Also where others use the processor.
     st.cache_resource.clear()
     st.cache_data.clear()
     roots.configure([folder])

@@ -44,12 +44,6 @@ def test_the_sample_is_opened_and_its_heatmap_is_drawn_without_a_word_to_others(
     page.get_by_text("Errors appear once").wait_for()
     assert page.complaints == []
 
-    # The first page lies at the root; its names lead there too.
-    for name in ("start", "open"):
-        page.goto(f"{address}/{name}")
-        page.get_by_role("heading", name="Open a run").wait_for()
-        assert page.get_by_text("Page not found").count() == 0
-
 
 BELOW = """() => {
     const box = name => document.querySelector(name).getBoundingClientRect();
@@ -95,7 +89,7 @@ def told(page: Any) -> str:
 def test_clicks_boxes_and_keys_pick_and_tick_keep_the_zoom_and_their_link_shows_the_same_to_others(
     address, browser, page
 ):
-    page.goto(f"{address}/sensitivity?run={SAMPLE}&metric=fisher&colour=sensitivity")
+    page.goto(f"{address}/run?run={SAMPLE}&metric=fisher&colour=sensitivity")
     page.get_by_role("button", name="digits-cnn").first.wait_for()
     wait_for(page, DRAWN)
     if page.get_by_role("button", name="Measure Fisher").count():

@@ -3,7 +3,7 @@
 import pytest
 from inshrink_app import services
 from inshrink_app.services import Bound
-from inshrink_app.services.headers import file_of_run
+from inshrink_app.services.chosen import file_of_run
 
 from tests.app.builders import write_run
 from tests.app.search_builders import config
@@ -37,7 +37,7 @@ def test_a_configuration_of_another_version_is_none(shown):
 
 
 def test_a_disk_that_refuses_costs_nothing_before_the_end(shown, monkeypatch):
-    path = file_of_run("chosen", shown.path)
+    path = file_of_run(shown.path)
     path.parent.parent.mkdir(parents=True, exist_ok=True)
     path.parent.write_text("a file where the folder would be")
     services.choose(shown, metric="accuracy")

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from inshrink_app import services
-from inshrink_app.pages.run import heatmap, tensor_figures
+from inshrink_app.pages.run import heatmap, tensor
 from inshrink_app.theme import MARK
 from inshrink_app.widgets import modules
 
@@ -99,13 +99,13 @@ def test_levels_are_drawn_as_lines_unless_they_are_too_fine(root):
     shown = services.load_subject(str(write_run(root / "run")))
     seen = services.drill_down(shown, 20, "fc1.weight", "uniform", None)
     coded = dataclasses.replace(seen, points=np.array([-100.0, -0.5, 0.5]), level_kind="codebook")
-    assert tensor_figures.level_lines(coded).tolist() == [-0.5, 0.5]
-    figure = tensor_figures.histogram_figure(coded)
+    assert tensor.level_lines(coded).tolist() == [-0.5, 0.5]
+    figure = tensor.histogram_figure(coded)
     assert figure.data[-1].name == "2 levels"
     assert sum(trace.y.sum() for trace in figure.data[:-1]) == 12
     fine = dataclasses.replace(seen, points=np.empty(0), level_kind="lattice", step_size=1e-9)
-    assert tensor_figures.level_lines(fine).size == 0
-    lines = tensor_figures.level_lines(dataclasses.replace(fine, step_size=0.5))
+    assert tensor.level_lines(fine).size == 0
+    lines = tensor.level_lines(dataclasses.replace(fine, step_size=0.5))
     np.testing.assert_allclose(lines / 0.5, np.round(lines / 0.5))
 
 
@@ -119,7 +119,7 @@ def test_a_link_to_a_cell_shows_its_inside_and_marks_its_row_which_is_pinned_and
     told = json.loads(marks.proto.json)
     assert (told["chart"], told["colour"], told["rows"]) == ("heatmap", MARK, [[1, 1]])
     assert (told["column"], told["ticked"]) == (1, [3])
-    assert (told["n_rows"], told["edges"]) == (4, [5, 15, 25, 35])
+    assert (told["n_rows"], told["edges"]) == (4, [-0.5, 0.5, 1.5, 2.5])
     assert "bits per weight" in texts(app)
     assert "of the weights and carries" in texts(app)
     assert "rounding error" in texts(app)

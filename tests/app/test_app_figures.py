@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from inshrink_app.model.sensitivity import Sensitivity
-from inshrink_app.pages.archives import figures as comparison_figures
+from inshrink_app.pages.archives import compare as comparison_figures
 from inshrink_app.pages.run import heatmap, picture, selection
 from inshrink_app.pages.run.heatmap import heatmap_figure
 from inshrink_app.services import Bound
@@ -23,25 +23,26 @@ from inshrink_core.verbs.shared.measured import EvaluatorId, Known
 from tests.app.builders import button, compared_row, explorer, sensitivity_table, subject, texts, write_run
 
 
-def test_many_steps_are_merged_by_the_mean_of_what_is_there():
+def test_many_steps_are_merged_by_the_mean_of_what_is_there(monkeypatch):
+    monkeypatch.setattr(heatmap, "MAX_COLUMNS", 3)
     values = np.asarray([[1, 3, np.nan, 5, np.nan, np.nan]], dtype=np.float32)
-    axis = heatmap.StepAxis.of((10, 20, 30, 40, 50, 60), limit=3)
+    axis = heatmap.StepAxis.of((10, 20, 30, 40, 50, 60))
     np.testing.assert_array_equal(axis.merged(values), np.asarray([[2, 5, np.nan]], dtype=np.float32))
     assert (axis.steps, axis.place_of(1), axis.column_of(3)) == ((20, 40, 60), 3, 1)
     assert axis.merged(values).dtype == np.float32
 
 
-def test_steps_stand_where_they_are_with_a_marked_gap_where_the_run_lacks_one():
+def test_steps_stand_side_by_side_with_a_marked_gap_where_the_run_lacks_one():
     steps = (10, 20, 40, 50)
     missing = heatmap.missing_steps(steps, ["broken_60.pt", "other_900.pt"])
     assert missing == (30, 60)
     axis = heatmap.StepAxis.of(steps, missing)
-    assert axis.edges.tolist() == [5, 15, 25, 35, 45, 55, 65]
+    assert axis.steps == (10, 20, 30, 40, 50, 60)
+    assert axis.edges.tolist() == [-0.5, 0.5, 1.5, 2.5, 3.5, 4.5, 5.5]
     assert [axis.place_of(column) for column in range(6)] == [0, 1, None, 2, 3, None]
     table = dataclasses.replace(sensitivity_table(2, 4), steps=steps)
     drawn = heatmap_figure(table, "mean", missing=missing)
-    assert [note.x for note in drawn.layout.annotations if note.text == "×"] == [30, 60]
-    assert not heatmap.StepAxis.of((1, 2, 4, 1000)).is_numeric, "steps are far apart"
+    assert [note.x for note in drawn.layout.annotations if note.text == "×"] == [2, 5]
 
 
 def test_heatmap_colours_are_float32_logarithms_and_hovers_tell_the_value():

@@ -25,7 +25,7 @@ SCRIPT = next((STATIC / "static" / "js").glob("index.*.js")).name
 
 PATHS = [
     "/",
-    "/sensitivity",
+    "/run",
     "/no/such/page",
     "/favicon.png",
     f"/static/js/{SCRIPT}",
@@ -120,7 +120,7 @@ def test_the_policy_names_every_script_that_streamlit_writes_into_its_page():
 
 
 def test_the_page_under_every_address_is_told_where_its_server_is(address):
-    for path in ("/", "/sensitivity", "/no"):
+    for path in ("/", "/run", "/no"):
         status, headers = ask(address, path)
         assert (status, headers["content-type"]) == (200, "text/html; charset=utf-8")
         with urllib.request.urlopen(f"{address}{path}", timeout=60) as answer:

@@ -30,14 +30,14 @@ def test_metrics_of_another_file_are_drawn_and_kept_by_the_link(run):
     tune = str(run / "tb" / "tune.csv")
     app = explorer("run", run=str(run))
     assert not has_curves(app)
-    app.text_input(key=f"map.log.{run}.").set_value("run/tb/tune.csv").run()
+    app.text_input(key="map.log.").set_value("run/tb/tune.csv").run()
     assert app.query_params["log"] == "run/tb/tune.csv"
     assert has_curves(app)
     visit(app, "archives").run()
     assert app.query_params["log"] == "run/tb/tune.csv"
     app = explorer("run", run=str(run), log=tune)
     assert has_curves(app)
-    app.text_input(key=f"map.log.{run}.{tune}").set_value("").run()
+    app.text_input(key=f"map.log.{tune}").set_value("").run()
     assert "log" not in app.query_params
     assert not has_curves(app)
 

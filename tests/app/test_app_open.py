@@ -13,7 +13,6 @@ from tests.app.builders import SAMPLE, button, charts, explorer, header, texts, 
 def test_opening_the_sample_leads_to_its_run_and_is_remembered(root):
     app = explorer()
     sample = button(app, "Sample: digits\\-cnn")
-    assert "24 checkpoints" in sample.help
     sample.click().run()
     assert header(app)[0].startswith("**digits\\-cnn**")
     assert [row.path for row in load_recent()] == [str(SAMPLE)]

@@ -14,9 +14,9 @@ from typing import Any
 import msgspec
 import pytest
 from inshrink_app import services
-from inshrink_app.jobs.printed import python_text, shell_text
 from inshrink_app.jobs.work import Work
 from inshrink_app.server import roots
+from inshrink_app.widgets.ending import python_text, shell_text
 from streamlit.testing.v1 import AppTest
 
 from inshrink_core.cli.derived import read_request

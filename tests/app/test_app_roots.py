@@ -191,7 +191,7 @@ def test_an_archive_whose_parts_are_links_out_of_the_roots_is_not_opened(archive
     with pytest.raises(ServiceError):
         archives.chain_of(str(archive))
     with pytest.raises(ServiceError):
-        opening.engine_at(str(archive), "token")
+        opening.opened(str(archive))
     # The run beside it is shown, without it.
     assert services.load_subject(str(archived)).archive is None
 

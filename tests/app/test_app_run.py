@@ -209,8 +209,8 @@ def test_a_run_with_an_unreadable_checkpoint_says_which(root, jobs):
 
 
 def test_opening_reads_headers_only(root):
-    opened = services.load_subject(str(SAMPLE))
-    assert opened.bytes_read < 0.2 * opened.total_bytes
+    found = services.opened(str(SAMPLE))
+    assert found.engine.bytes_read < 0.2 * found.subject.total_bytes
 
 
 def test_all_tensors_are_listed_from_headers_and_filtered(root, jobs, monkeypatch):

@@ -1,19 +1,13 @@
 """A run that grows while it is open: what a look reads, what is kept, and what stays on the page."""
 
-import dataclasses
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-import streamlit as st
 from inshrink_app import services
-from inshrink_app.jobs.printed import python_text
 from inshrink_app.jobs.registry import JobRegistry
-from inshrink_app.model.subject import Subject
-from inshrink_app.services import headers, opening
 from inshrink_app.widgets import header as watch
+from inshrink_app.widgets.ending import python_text
 
-import inshrink_core
 from tests.app.builders import charts, explorer, sensitivity_table, texts, write_run
 from tests.app.job_stubs import scripted, work_of
 
@@ -30,7 +24,7 @@ def test_a_look_counts_reruns_only_where_there_is_another_checkpoint(run, monkey
     monkeypatch.setattr(watch.st, "badge", lambda *_, **__: None)
     monkeypatch.setattr(watch.st, "rerun", lambda: reruns.append(True))
     found = services.opened(str(run))
-    read = found.subject.bytes_read
+    read = found.engine.bytes_read
 
     def look() -> int:
         watch.look.__wrapped__(str(run), found.token, found.stamp)
@@ -44,8 +38,8 @@ def test_a_look_counts_reruns_only_where_there_is_another_checkpoint(run, monkey
     assert look() == 1
     grown = services.load_subject(str(run))
     assert grown.steps == (10, 20, 30, 40)
-    assert grown.bytes_read - read < read, "headers that are known are not read again"
     found = services.opened(str(run))
+    assert found.engine.bytes_read - read < read, "headers that are known are not read again"
     assert look() == 1
 
 
@@ -85,56 +79,3 @@ def test_a_job_beside_a_training_lets_others_begin(tmp_path):
     assert [job.state for job in started] == ["running", "running", "queued"]
     for job in started:
         registry.stop(job)
-
-
-@pytest.fixture
-def known(root, monkeypatch) -> Subject:
-    """Return a run that was opened before; opening one's headers fails from now on."""
-    shown = services.load_subject(str(write_run(root / "run")))
-    st.cache_resource.clear()
-    return shown
-
-
-def refuse(*_: object) -> None:
-    raise AssertionError("the headers were read again")
-
-
-def test_a_run_that_did_not_change_is_opened_without_reading_its_headers(known, monkeypatch):
-    monkeypatch.setattr(inshrink_core, "open", refuse)
-    again = services.load_subject(str(known.path))
-    assert dataclasses.replace(again, bytes_read=known.bytes_read) == known
-
-
-def test_a_changed_file_or_a_refresh_reads_the_headers_again(known):
-    write_run(known.path, (40,))
-    assert services.load_subject(str(known.path)).steps == (10, 20, 30, 40)
-    services.refresh(known.path)
-    stamp = headers.files_stamp(known.path)
-    assert stamp is not None
-    assert headers.stored_headers(known.path, stamp) is None
-
-
-@pytest.mark.parametrize("damage", [b"", b"0" * 64 + b"\n{}", b"\xff"])
-def test_a_damaged_file_is_as_good_as_none(known, damage):
-    file = headers.file_of_run("headers", known.path)
-    file.write_bytes(damage)
-    assert services.load_subject(str(known.path)) == known
-
-
-def test_only_the_newest_are_kept(known, monkeypatch):
-    monkeypatch.setattr(headers, "_MAX_STORED", 2)
-    for name in "abc":
-        headers.store_headers(dataclasses.replace(known, path=known.path / name), "token", "stamp")
-    assert len(list(headers.file_of_run("headers", known.path).parent.iterdir())) == 2
-
-
-def test_few_runs_are_open_at_a_time_and_each_once(root):
-    runs = [str(write_run(root / f"run{i}", (1,))) for i in range(6)]
-    with ThreadPoolExecutor(8) as threads:
-        first, *others = threads.map(lambda _: opening.engine_at(runs[0], "a"), range(8))
-    assert all(other is first for other in others)
-    last = [opening.engine_at(run, "a") for run in runs[1:]][-1]
-    assert opening.engine_at(runs[0], "a") is not first
-    assert opening.engine_at(runs[-1], "a") is last
-    assert opening.engine_at(runs[-1], "b") is not last
-    assert opening.engine_at(runs[-1], "c", first) is first

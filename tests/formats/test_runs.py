@@ -207,6 +207,19 @@ def test_refresh_finds_new_checkpoints_and_reads_old_ones_no_more(tmp_path):
     assert again.bytes_read - before < before
 
 
+def test_a_selection_of_checkpoints_is_read_alone_and_a_refresh_reads_the_rest(tmp_path):
+    folder = tmp_path / "run"
+    save_run(folder)
+    run = open_run(folder, reading=lambda paths: paths[-1:])
+    assert (run.steps, run.n_unread) == ((30,), 2)
+    assert run.refresh(lambda paths: paths[1:]).steps == (20, 30)
+    whole = run.refresh()
+    assert (whole.steps, whole.n_unread) == ((10, 20, 30), 0)
+    for place in (folder, next(folder.glob("*.pt"))):
+        with pytest.raises(NoCheckpointError):
+            open_run(place, reading=lambda paths: [])
+
+
 def test_settings_are_read_strictly(tmp_path):
     _save(tmp_path / "step_1.pt")
     assert open_run(tmp_path).settings.file is None

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import streamlit as st
-from inshrink_app import services, state
-from inshrink_app.model import verified
+from inshrink_app import state
+from inshrink_app.model import config_words, verified
 from inshrink_app.services import Bound
 from inshrink_app.widgets import fmt, listing, quality
 
@@ -89,13 +89,14 @@ def _row(chain: ChainReport, known: Mapping[str, Known], bound: Bound) -> dict[s
     found = [by_metric.comparison for by_metric in known.values()]
     drops = {f"drop of {metric}": by_metric.comparison.max_drop for metric, by_metric in known.items()}
     figures = {
-        "restore_cost": _first(comparison.max_restore_cost for comparison in found),
-        "divergence": _first(comparison.max_divergence for comparison in found),
-        "drop": max((value for value in drops.values() if value is not None), default=None),
+        name: next((cost for one in found if (cost := getattr(one, f"max_{name}")) is not None), None)
+        for name in ("restore_cost", "divergence")
     }
+    figures["drop"] = max((value for value in drops.values() if value is not None), default=None)
     cost, check = figures["restore_cost"], bound.check(figures.get(bound.kind))
     if quality.is_exact_archive(chain):
         cost, check = cost or 0.0, "exact" if bound.kind != "none" else None
+    config = {"codec": chain.codec, "settings": chain.config, "override": chain.overrides}
     last = next(verified(chain), None)
     verdict = None if last is None else "sound" if last.document.get("ok") else "damaged"
     is_old = verdict != "damaged" and any(not by_metric.is_current for by_metric in known.values())
@@ -107,12 +108,8 @@ def _row(chain: ChainReport, known: Mapping[str, Known], bound: Bound) -> dict[s
         "restore cost": cost,
         _WITHIN: check,
         **drops,
-        "settings": services.distinction(chain) or chain.codec,
+        "settings": config_words(config) if chain.is_uniform else "settings by step",
         "bits per weight": chain.bits_per_weight,
         "largest divergence": figures["divergence"],
         "state": "outdated" if is_old else verdict,
     }
-
-
-def _first(values: Iterable[float | None]) -> float | None:
-    return next((value for value in values if value is not None), None)

@@ -40,7 +40,8 @@ def verify(chain: ChainReport) -> None:
         known = next(verified(chain), None)
         if known is not None:
             _check(known.document)
-            st.caption(f"Verified {when(known.at)}, on {fmt.device(known.document.get('device', ''))}.")
+            device = fmt.markdown(str(known.document.get("device", "")).upper())
+            st.caption(f"Verified {when(known.at)}, on {device}.")
         elif newest is not None:
             _check(newest.result)
     ending.requests(asked[1:])

@@ -11,7 +11,7 @@ from inshrink_app import services, state
 from inshrink_app.model import Page, ServiceError, Subject, config_words
 from inshrink_app.pages.archives import compare, pack, tensors, upkeep, write
 from inshrink_app.pages.archives import table as archive_table
-from inshrink_app.pages.archives.figures import frames_figure
+from inshrink_app.pages.archives.compare import frames_figure
 from inshrink_app.theme import archive_colours
 from inshrink_app.widgets import choices, fmt, header, listing, quality
 from inshrink_app.widgets.figures import log_figure
@@ -105,7 +105,7 @@ def _draw(panels: Mapping[str, Callable[[], None]], about: str) -> None:
 def _original(shown: Subject) -> Subject | None:
     """Return the original run: the run on screen, a typed one, or one that was found."""
     typed = state.choice_text("original") if shown.kind == "archive" else ""
-    if typed and (given := answer(lambda: services.load_subject(typed))) is not None:
+    if typed and (given := answer(lambda: services.load_whole(typed))) is not None:
         if given.kind == "run" and set(given.steps) & set(shown.steps):
             return given
         st.warning("This is not a run with steps of this archive.", icon=":material/warning:")

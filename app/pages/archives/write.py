@@ -8,10 +8,11 @@ from typing import Any
 
 import streamlit as st
 from inshrink_app import services, state
-from inshrink_app.jobs import Job, shell_text
+from inshrink_app.jobs import Job
 from inshrink_app.model import ServiceError, Subject, config_text, engine_settings
 from inshrink_app.services import ExportRequest, Made
 from inshrink_app.widgets import choices, ending, fmt, job_card, listing, problem, quality
+from inshrink_app.widgets.ending import shell_text
 from inshrink_app.widgets.layout import Fact, answer, facts
 from inshrink_app.widgets.quality import bound_text
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -10,11 +11,10 @@ from typing import Any, NoReturn
 import pandas as pd
 import streamlit as st
 from inshrink_app import services, state
-from inshrink_app.model import Subject
-from inshrink_app.pages.open import shelf
-from inshrink_app.server.roots import settings
+from inshrink_app.model import ServiceError, Subject, known_of
+from inshrink_app.server.roots import Entry, list_folder, settings
 from inshrink_app.widgets import fmt, listing
-from inshrink_app.widgets.figures import log_figure
+from inshrink_app.widgets.figures import log_figure, main_curve
 from inshrink_app.widgets.layout import answer, chart
 
 _WIDTH = 48
@@ -47,7 +47,7 @@ def show(open_path: Callable[[Path], None]) -> None:
                 open_path(folder)
             st.caption(fmt.markdown(str(folder)), width="content")
     with st.spinner("Reading headers…"):
-        found, n_more = shelf.shelf(roots if folder is None else [folder])
+        found, n_more = shelf(roots if folder is None else [folder])
     found = found[[(pattern or "").casefold() in str(path).casefold() for path in found["path"]]]
     if found.empty:
         st.caption("No runs or archives here." if not pattern else "No name contains this text.")
@@ -67,7 +67,7 @@ def show(open_path: Callable[[Path], None]) -> None:
             _go(path)
         open_path(path)
     if len(rows) == 2:
-        first, second = (answer(partial(services.load_subject, str(lines[row][0]))) for row in rows)
+        first, second = (answer(partial(services.load_whole, str(lines[row][0]))) for row in rows)
         if first is not None and second is not None:
             _overlaid(first, second, [names[row] for row in rows])
 
@@ -140,3 +140,84 @@ def _overlaid(first: Subject, second: Subject, names: list[str]) -> None:
             state.set_run(str(first.path))
             state.go_to("run", drawer="compare", compared="runs", other=str(second.path))
         st.caption(fmt.markdown(f"{shared_steps}; compared tensor by tensor at the last one."))
+
+
+_READ = ("run", "archive")
+"""Kinds whose headers are read."""
+
+_DEEPEST = 2
+"""Depth of subfolders that are searched."""
+
+_MAX_FOLDERS = 200
+_MOST = 60
+"""Number of runs and archives whose headers are read; each takes milliseconds, or more with many files."""
+
+COLUMNS = (
+    *("path", "kind", "steps", "steps not archived", "bytes on disk", "bytes of the archive", "ratio"),
+    *("restore cost", "largest drop", "bits per weight", "parameters", "last step", "metric", "last value"),
+    "problem",
+)
+"""Columns of the table; a cell is empty if unknown.
+
+Bytes and ratios are those of the archive itself, or of the archive beside the run. Restore cost and drop are
+the largest measured ones. The problem is the reason why something cannot be read.
+"""
+
+
+def shelf(folders: Sequence[Path]) -> tuple[pd.DataFrame, int]:
+    """Return the entries of some folders, and the number of omitted ones.
+
+    The entries are runs and archives three levels deep, top levels first, and the folders and checkpoint
+    files of the first level.
+    """
+    found: dict[Path, Entry] = {}
+    waiting, n_hidden = [(folder, 0) for folder in folders], 0
+    for folder, depth in waiting:  # The list grows during the loop.
+        with contextlib.suppress(OSError):
+            listing = list_folder(folder)
+            n_hidden += listing.n_hidden
+            for entry in listing.entries:
+                if not depth or entry.kind in _READ:
+                    found.setdefault(entry.path, entry)
+                if entry.kind == "folder" and depth < _DEEPEST and len(waiting) < _MAX_FOLDERS:
+                    waiting.append((entry.path, depth + 1))
+    left_out = [entry for entry in found.values() if entry.kind in _READ][_MOST:]
+    rows = [_row(entry) for entry in found.values() if entry not in left_out]
+    return pd.DataFrame(rows, columns=list(COLUMNS)), len(left_out) + n_hidden
+
+
+def _row(entry: Entry) -> dict[str, Any]:
+    """Return the row of an entry; an unreadable one is listed with the reason."""
+    row: dict[str, Any] = {"path": entry.path, "kind": entry.kind, "bytes on disk": entry.nbytes}
+    if entry.kind not in _READ:
+        return row
+    try:
+        shown = services.load_subject(str(entry.path))
+    except ServiceError as error:
+        return row | {"problem": error.problem.what}
+    archive, (metric, value) = shown.archive, last_metric(shown)
+    row |= {
+        "kind": shown.kind,
+        "steps": len(shown.steps) + shown.n_unread,
+        "bytes on disk": entry.nbytes if shown.n_unread else shown.total_bytes,
+        "parameters": shown.n_parameters,
+        "last step": shown.steps[-1] if shown.steps else None,
+        "metric": metric,
+        "last value": value,
+    }
+    if shown.kind == "run" and not shown.n_unread:
+        row["steps not archived"] = len(set(shown.steps).difference(archive.steps if archive else ()))
+    if archive is not None:
+        row |= {"bytes of the archive": archive.nbytes, "ratio": archive.ratio_total}
+        row["bits per weight"] = archive.bits_per_weight
+        known = known_of(archive)
+        if known is not None and known.is_current:
+            row["restore cost"] = known.comparison.max_restore_cost
+            row["largest drop"] = known.comparison.max_drop
+    return row
+
+
+def last_metric(shown: Subject) -> tuple[str, float | None]:
+    """Return name and last value of the main loss, or of another metric; an empty name without any."""
+    name = main_curve(shown.log) or next((name for name, series in shown.log.items() if series), "")
+    return name, shown.log[name][-1][1] if name else None

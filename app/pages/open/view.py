@@ -82,7 +82,7 @@ def _at_hand() -> None:
     picked: Path | str = ""
     with st.container(horizontal=True, vertical_alignment="center", gap="small"):
         for sample in services.samples():
-            label, tip = f"Sample: {fmt.markdown(sample.name)}", _sample_text(sample)
+            label, tip = f"Sample: {fmt.markdown(sample.name)}", "A real training with its optimizer state."
             if st.button(label, icon=":material/play_arrow:", key=f"sample.{sample.name}", help=tip):
                 picked = sample
         rows = [row for row in load_recent() if _is_openable(row.path)][:_RECENT_SHOWN]
@@ -102,16 +102,6 @@ def _at_hand() -> None:
 def _name_button(name: str, kind: str, key: str, more: str = "", **look: Any) -> bool:
     label = f"{fmt.markdown(fmt.clipped(name, _NAME_WIDTH))}{more}"
     return st.button(label, icon=_ICONS[kind], type="tertiary", key=key, **look)
-
-
-def _sample_text(sample: Path) -> str:
-    """Describe a sample from its headers, which are cached."""
-    try:
-        subject = services.load_subject(str(sample))
-    except ServiceError as error:
-        return f"It cannot be read: {fmt.markdown(error.problem.what)}."
-    size = fmt.size(subject.total_bytes)
-    return f"A real training with its optimizer state: {len(subject.steps)} checkpoints, {size}."
 
 
 def _is_openable(path: str) -> bool:

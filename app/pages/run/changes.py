@@ -14,7 +14,7 @@ from inshrink_app.model import METRICS, Sensitivity, Subject
 from inshrink_app.pages.run import heatmap, picture
 from inshrink_app.pages.run import selection as chosen
 from inshrink_app.pages.run.heatmap import heatmap_figure
-from inshrink_app.widgets import ending, fmt, listing
+from inshrink_app.widgets import ending, fmt, header, listing
 from inshrink_app.widgets.choices import one_of_many, pick_one
 from inshrink_app.widgets.layout import allowed, answer, chart, section
 from numpy.typing import NDArray
@@ -243,4 +243,8 @@ def _other(shown: Subject) -> Subject | None:
     st.session_state[widget] = wanted if wanted in options else options[0]
     path = pick_one("Second run", options, key=widget, format_func=labels.__getitem__, width=700)
     state.publish(**{_OTHER: path})
-    return answer(lambda: services.load_subject(path), "Reading headers")
+    other = answer(lambda: services.load_subject(path), "Reading headers")
+    if other is not None and other.n_unread:
+        header.rest(other)
+        return None
+    return other

@@ -58,9 +58,6 @@ _ROOM_OF_BOXES = 22
 _NAME_WIDTH = 34
 MAX_ROW_LABELS = 60
 
-_NARROWEST = 4
-"""If the closest steps were narrower than a column by more than this factor, the axis counts columns."""
-
 _LABEL_WIDTH, _FEW_ROWS = 30, 40
 _MAX_STEP_LABELS = 8
 """Largest number of step labels; the panel beside the map leaves little room on a small screen."""
@@ -75,45 +72,56 @@ _NO_VALUE = "%{y}<br>no value at this step<extra></extra>"
 class StepAxis(NamedTuple):
     """The columns of a map: steps, merged neighbours if they are many, and gaps for missing ones.
 
+    The position of a column is its number.
+
     Parameters
     ----------
     columns
         First index of each column among the steps, and the index after its last; equal for a gap.
-    centres
-        Position of each column: its step if steps are spread evenly enough, else its number.
     steps
         The last step of each column.
-    is_numeric
-        Whether positions are steps.
+    since
+        For steps at the end of a longer training, of which the others are not known yet, its first step;
+        else None.
     """
 
     columns: tuple[tuple[int, int], ...]
-    centres: NDArray[np.float64]
     steps: tuple[int, ...]
-    is_numeric: bool
+    since: int | None = None
 
     @classmethod
-    def of(cls, steps: Sequence[int], missing: Iterable[int] = (), limit: int = MAX_COLUMNS) -> StepAxis:
-        """Arrange ascending steps in at most `limit` columns, with missing ones between them."""
-        edges = np.linspace(0, len(steps), min(limit, len(steps)) + 1).round().astype(int).tolist()
+    def of(cls, steps: Sequence[int], missing: Iterable[int] = (), since: int | None = None) -> StepAxis:
+        """Arrange ascending steps in at most `MAX_COLUMNS` columns, with missing ones between them."""
+        edges = np.linspace(0, len(steps), min(MAX_COLUMNS, len(steps)) + 1).round().astype(int).tolist()
         columns = [(first, end, steps[end - 1]) for first, end in pairwise(edges)]
-        if len(steps) <= limit:
+        if len(steps) <= MAX_COLUMNS:
             columns += [(0, 0, step) for step in missing]
         columns.sort(key=lambda column: column[2])
         ends = tuple(step for _, _, step in columns)
-        closest = min((after - before for before, after in pairwise(ends)), default=1)
-        is_numeric = not ends or _NARROWEST * closest * len(ends) >= ends[-1] - ends[0]
-        centres = np.asarray(ends if is_numeric else range(len(ends)), np.float64)
-        return cls(tuple((first, end) for first, end, _ in columns), centres, ends, is_numeric)
+        return cls(tuple((first, end) for first, end, _ in columns), ends, since)
 
     @property
     def edges(self) -> NDArray[np.float64]:
         """Left edges of the columns, and the right edge of the last one."""
-        middles = (self.centres[1:] + self.centres[:-1]) / 2
-        if not middles.size:
-            return np.asarray([centre + side for centre in self.centres for side in (-0.5, 0.5)])
-        ends = 2 * self.centres[[0, -1]] - middles[[0, -1]]
-        return np.concatenate([ends[:1], middles, ends[1:]])
+        return np.arange(len(self.columns) + 1, dtype=np.float64) - 0.5
+
+    @property
+    def ticks(self) -> dict[str, list[Any]]:
+        """Labels of a few columns."""
+        return few_ticks(range(len(self.steps)), list(map(fmt.count, self.steps)), 6)
+
+    @property
+    def span(self) -> tuple[float, float]:
+        """Left and right end of the axis; unknown steps take the place of columns that the map will have."""
+        right = len(self.columns) - 0.5
+        return (-0.5 if self.since is None else min(-1.5, right - MAX_COLUMNS), right)
+
+    def positions(self, steps: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the positions of any ascending steps."""
+        known, places = [*self.steps], [*map(float, range(len(self.steps)))]
+        if self.since is not None:
+            known, places = [self.since, *known], [self.span[0], *places]
+        return np.asarray(np.interp(steps, known, places), np.float64)
 
     @property
     def gaps(self) -> tuple[int, ...]:
@@ -263,6 +271,7 @@ def heatmap_figure(
     curves: Sequence[tuple[str, Sequence[tuple[int, float]]]] = (),
     tree: Sequence[tuple[str, str]] = (),
     missing: Sequence[int] = (),
+    since: int | None = None,
 ) -> go.Figure:
     """Draw rows by steps, coloured by the logarithm of the value.
 
@@ -280,8 +289,10 @@ def heatmap_figure(
         Label in the tree of modules and shape of each row; by default only names.
     missing
         Steps that the run lacks.
+    since
+        First step of the training, if the steps before those of the table are not known yet.
     """
-    axis = StepAxis.of(table.steps, missing)
+    axis = StepAxis.of(table.steps, missing, since=since)
     n_rows = len(table.rows)
     row_pixels = next(pixels for most, pixels in _ROW_HEIGHTS if n_rows <= most)
     figure = go.Figure(layout={"height": TOOLBAR + max(220, n_rows * row_pixels + 62)})
@@ -373,13 +384,12 @@ def _name_rows(figure: go.Figure, tree: Sequence[tuple[str, str]]) -> None:
 
 def _add_steps(figure: go.Figure, axis: StepAxis) -> None:
     """Label the axis of steps, and write a cross below the columns of missing ones."""
-    ticks = {} if axis.is_numeric else few_ticks(axis.centres.tolist(), list(map(fmt.count, axis.steps)), 6)
-    span = [axis.edges[0], axis.edges[-1]] if axis.columns else None
+    span = axis.span if axis.columns else None
     figure.update_xaxes(**steps_axis(_MAX_STEP_LABELS) | {"automargin": False}, range=span, showgrid=False)
-    figure.update_xaxes(zeroline=False, **ticks)
+    figure.update_xaxes(zeroline=False, **axis.ticks)
     look = {"yref": "y domain", "y": 0, "yanchor": "top", "text": "×", "showarrow": False, "borderpad": 0}
     for column in axis.gaps:
-        figure.add_annotation(**look, x=axis.centres[column], hovertext="No readable checkpoint")
+        figure.add_annotation(**look, x=column, hovertext="No readable checkpoint")
 
 
 def _add_curves(
@@ -387,6 +397,7 @@ def _add_curves(
 ) -> None:
     """Draw training metrics above the cells, and make room for them."""
     first, last = (axis.steps[0], axis.steps[-1]) if axis.steps else (0, -1)
+    first = first if axis.since is None else axis.since
     curves = []
     for name, series in logged:
         inside = [row for row in series if first <= row[0] <= last and math.isfinite(row[1])]
@@ -403,7 +414,7 @@ def _add_curves(
     for place, (name, parts) in enumerate(curves):
         steps, values = (np.asarray(part, np.float64) for part in zip(*parts, strict=True))
         hover = f"{fmt.html(name)} %{{y:{fmt.d3_format(values)}}}<br>step %{{customdata:,d}}"
-        at = np.interp(steps, axis.steps, axis.centres)
+        at = axis.positions(steps)
         more: dict[str, Any] = {"yaxis": f"y{place + 2}", "customdata": steps, "showlegend": False}
         figure.add_trace(curve(at, values, fmt.html(name), hover, CATEGORICAL[0], **more))
         top = total - place * (_CURVE_HEIGHT + _CURVE_GAP)

@@ -56,16 +56,23 @@ def show(view: View, found: Selection | None, ticked: Sequence[str], *, is_parti
         st.caption("No row matches. Clear the filter to see all of them.")
         return
     names = [row.name for row in table.rows]
-    missing = heatmap.missing_steps(table.steps, [Path(path).name for path, _ in view.shown.unreadable])
+    lost = [Path(path).name for path, _ in view.shown.unreadable]
+    missing = () if view.shown.n_unread else heatmap.missing_steps(table.steps, lost)
     curves = tuple((name, view.shown.log[name]) for name in view.look.curves if name in view.shown.log)
+    # The frame is that of the whole training while its earlier checkpoints are being read.
+    logged = [series[0][0] for _, series in curves if series]
+    is_end = view.shown.n_unread > 0 and table.steps == view.shown.steps
+    since = min([table.steps[0], *logged]) if is_end else None
 
     def make() -> go.Figure:
         shapes = ["" if row.shape is None else fmt.shape(row.shape) for row in table.rows]
         tree = list(zip(modules.labels(view.nodes), shapes, strict=True))
-        return heatmap.heatmap_figure(table, view.look.statistic, curves=curves, tree=tree, missing=missing)
+        return heatmap.heatmap_figure(
+            table, view.look.statistic, curves=curves, tree=tree, missing=missing, since=since
+        )
 
-    figure = remembered("map.figure", table, (curves, missing), make)
-    axis = StepAxis.of(table.steps, missing)
+    figure = remembered("map.figure", table, (curves, missing, since), make)
+    axis = StepAxis.of(table.steps, missing, since=since)
     with st.container(gap=None):
         metric = METRICS[table.metric]
         chart(figure, _CHART, f"{metric.label} of {len(table.rows)} rows over {len(table.steps)} steps")

@@ -147,17 +147,17 @@ def controls(shown: Subject) -> Look:
 
 def _metrics_file() -> None:
     """Draw the choice of another file of training metrics."""
-    run = state.run_path() or ""
-    used = state.log_choice(run)
+    used = state.choice_text(state.LOG)
     typed = st.text_input(
         "Curves from another file",
         used,
-        key=f"map.log.{run}.{used}",
+        key=f"map.log.{used}",
         placeholder="runs/my-training/history.csv",
         help="CSV, JSON lines or TensorBoard events. Leave it empty for the run's own log.",
     ).strip()
     if typed != used:
-        state.choose_log(run, typed)
+        state.retract(state.LOG)
+        state.publish(**({state.LOG: typed} if typed else {}))
         st.rerun()
 
 

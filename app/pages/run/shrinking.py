@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 from inshrink_app.jobs import Job, Work
 from inshrink_app.model import ASK_ABOVE_BYTES, ServiceError, Subject, engine_settings, known_of
 from inshrink_app.services import Chosen, ExportRequest
-from inshrink_app.services.comparing import MAX_COMPARED, comparison
-from inshrink_app.services.evaluating import EvaluatorCode
+from inshrink_app.services.evaluating import MAX_COMPARED, EvaluatorCode, comparison, consent_to
 from inshrink_app.services.exporting import chain_export
 from inshrink_app.services.jobs import documents_of, start_job
 from inshrink_app.services.opening import chain_of, opened
@@ -106,9 +105,7 @@ class Intent:
     def start(self, target: str) -> Job:
         """Start the requests; an evaluator runs only with the user's consent."""
         requests = self.requests(target)
-        trusted = (
-            self.evaluator.trusted if self.evaluator is not None and requests[-1].verb() == "compare" else ""
-        )
+        trusted = consent_to(self.evaluator) if requests[-1].verb() == "compare" else ""
         return start_job(Work.asking(requests, self.shown.path, "run", "shrink", trusted=trusted))
 
     @property
@@ -132,10 +129,8 @@ class Intent:
         ServiceError
             The run cannot be read any more.
         """
-        digest, trusted = (
-            ("", "") if self.evaluator is None else (self.evaluator.digest, self.evaluator.trusted)
-        )
-        of = (opened(str(self.shown.path)).token, digest)
+        trusted = consent_to(self.evaluator)
+        of = (opened(str(self.shown.path)).token, "" if self.evaluator is None else self.evaluator.digest)
         return Work.asking([self.estimate], self.shown.path, "run", "goals", of=of, trusted=trusted)
 
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import shlex
+from collections.abc import Mapping, Sequence
 
 import numpy as np
-import pandas as pd
+import plotly.graph_objects as go
 import streamlit as st
 from inshrink_app import services, state
 from inshrink_app.model import METRICS, Sensitivity, Subject
-from inshrink_app.pages.run import tensor_figures
-from inshrink_app.widgets import ending, fmt, listing
+from inshrink_app.pages.run.heatmap import StepAxis
+from inshrink_app.theme import CATEGORICAL, GAP, MARK, SEQUENTIAL
+from inshrink_app.widgets import ending, fmt
 from inshrink_app.widgets.choices import codec_labels, one_of_few, one_of_many
+from inshrink_app.widgets.figures import count_ticks, lay_out, steps_axis, title
 from inshrink_app.widgets.layout import allowed, answer, chart
 from numpy.typing import NDArray
 
@@ -39,10 +43,7 @@ def show(shown: Subject, table: Sensitivity, tensor: str, step: int) -> None:
     st.markdown(f":small[{why(shown, table, seen)}]")
     st.caption(_stored(seen))
     views = _VIEWS if len(table.steps) > 1 else {"values": _VIEWS["values"]}
-    with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center"):
-        view = one_of_few("panel", "Figure", "view", views, next(iter(views)), label_visibility="collapsed")
-        with st.container(width="content"):
-            _take_away(seen)
+    view = one_of_few("panel", "Figure", "view", views, next(iter(views)), label_visibility="collapsed")
     if view == "time":
         _over_time(shown, seen)
     else:
@@ -96,7 +97,7 @@ def _over_time(shown: Subject, seen: Anatomy) -> None:
     if values is None:
         return
     n_steps = len(values[0])
-    figure = tensor_figures.over_time_figure(*values, seen.step)
+    figure = over_time_figure(*values, seen.step)
     chart(figure, "panel.time", f"Histogram of the values over {n_steps} steps")
     if n_steps < len(shown.steps):
         st.caption(f"{fmt.counted(n_steps, 'step')} of {fmt.count(len(shown.steps))}, evenly spaced.")
@@ -110,7 +111,7 @@ def _histogram(shown: Subject, seen: Anatomy) -> None:
     if len(ways) > 1:
         one_of_many("panel", "Stored", "way", ways, _way(shown, seen.step), tip, width=150)
     chart(
-        tensor_figures.histogram_figure(seen),
+        histogram_figure(seen),
         "panel.histogram",
         f"Histogram of {fmt.count(seen.spec.numel)} values by what became of them, with the levels",
     )
@@ -137,7 +138,7 @@ def _levels_text(seen: Anatomy) -> str:
     """Return the meaning of the lines, and which levels are not drawn."""
     whose = "Restored" if seen.restored else "Original"
     parts = [f"{whose} values; root mean square {fmt.value(seen.histogram.rms)}."]
-    drawn = tensor_figures.level_lines(seen).size
+    drawn = level_lines(seen).size
     if seen.level_kind in _LEVELLESS:
         parts.append(_LEVELLESS[seen.level_kind])
     elif seen.step_size is not None:
@@ -148,19 +149,6 @@ def _levels_text(seen: Anatomy) -> str:
     if seen.histogram.n_nonfinite:
         parts.append(f"{fmt.count(seen.histogram.n_nonfinite)} values are NaN or infinite.")
     return fmt.markdown(" ".join(parts))
-
-
-def _take_away(seen: Anatomy) -> None:
-    """Offer the histogram as files."""
-    values = seen.histogram
-    bins = pd.DataFrame(
-        {
-            "from": values.edges[:-1],
-            "to": values.edges[1:],
-            **{part.name: counts for part, counts in zip(values.parts, values.counts, strict=True)},
-        }
-    )
-    listing.table_buttons(bins, f"histogram-step-{seen.step}")
 
 
 def code(shown: Subject, tensor: str, step: int, metric: str) -> None:
@@ -179,3 +167,121 @@ def code(shown: Subject, tensor: str, step: int, metric: str) -> None:
         "print(seen.bits_per_weight, seen.entropy, seen.histogram.parts)\n"
         f"print(inshrink_core.analysis.trajectory(run, {tensor!r}).relative_movement)",
     )
+
+
+_HEIGHT = 180
+
+_PART_LOOKS: Mapping[str, tuple[str, str]] = {
+    "pruned": (CATEGORICAL[5], "x"),
+    "quantized": (CATEGORICAL[0], ""),
+    "protected": (CATEGORICAL[1], "/"),
+}
+"""Colour and hatching of each part, so that colour alone carries no meaning."""
+
+_MAX_LINES = 300
+"""Largest number of drawn lattice levels; more would merge into a grey area."""
+
+
+def level_lines(seen: Anatomy) -> NDArray[np.float64]:
+    """Return the drawn levels: those of the codebook, or of a sufficiently coarse lattice.
+
+    Returns
+    -------
+    ndarray
+        Ascending; empty if there are none, or too many to distinguish.
+    """
+    edges = seen.histogram.edges
+    if edges.size == 0:
+        return np.empty(0)
+    low, high = float(edges[0]), float(edges[-1])
+    if seen.points.size:
+        return seen.points[(seen.points >= low) & (seen.points <= high)]
+    if seen.level_kind == "lattice" and seen.step_size and (high - low) / seen.step_size <= _MAX_LINES:
+        first = math.ceil(low / seen.step_size)
+        return np.arange(first, math.floor(high / seen.step_size) + 1, dtype=np.float64) * seen.step_size
+    return np.empty(0)
+
+
+def histogram_figure(seen: Anatomy) -> go.Figure:
+    """Draw a histogram of values, stacked by their coded part, with a line at every level."""
+    figure = go.Figure()
+    values = seen.histogram
+    middles = (values.edges[:-1] + values.edges[1:]) / 2
+    near = fmt.d3_format(np.abs(values.edges[[0, -1]]) / 10 if values.edges.size else ())
+    for part, counts in zip(values.parts, values.counts, strict=True):
+        if part.n == 0:
+            continue
+        colour, hatch = _PART_LOOKS[part.name]
+        hatching = {"bgcolor": colour, "fgcolor": "#FFFFFF"}
+        figure.add_trace(
+            go.Bar(
+                x=middles.astype(np.float32),
+                y=counts.astype(np.float32),
+                name=part.name,
+                marker={
+                    "color": colour,
+                    "line": {"width": 0},
+                    "pattern": {"shape": hatch, "size": 5, "solidity": 0.3} | hatching,
+                },
+                hovertemplate=f"%{{y:,}} {part.name} values near %{{x:{near}}}<extra></extra>",
+            )
+        )
+    top = float(values.counts.sum(axis=0).max(initial=1))
+    lines = level_lines(seen)
+    if lines.size:
+        figure.add_trace(
+            go.Scatter(  # A thin line at every level, all of them as one trace.
+                x=np.repeat(lines, 3),
+                y=np.tile([0.0, top, np.nan], lines.size),
+                name=f"{fmt.count(lines.size)} levels",
+                mode="lines",
+                line={"color": GAP, "width": 1},
+                opacity=0.75,
+                hoverinfo="skip",
+            )
+        )
+    lay_out(figure, _HEIGHT, legend=True)
+    figure.update_layout(barmode="stack", bargap=0, hovermode="closest")
+    figure.update_xaxes(title=title("Value"), showgrid=False, nticks=7)
+    figure.update_yaxes(
+        title=title("Values in a bin"), range=[0, top * 1.08], automargin=True, **count_ticks(top)
+    )
+    return figure
+
+
+def over_time_figure(
+    steps: Sequence[int], edges: NDArray[np.float64], shares: NDArray[np.float64], step: int
+) -> go.Figure:
+    """Draw the distribution of the values at every step: one column per step, darker for more values.
+
+    Parameters
+    ----------
+    steps, edges, shares
+        As `services.values_over_time` returns them.
+    step
+        The marked step.
+    """
+    axis = StepAxis.of(steps)
+    figure = go.Figure(
+        go.Heatmap(
+            z=np.where(shares > 0, np.sqrt(shares), np.nan).astype(np.float32),  # Keeps tails visible.
+            x=axis.edges,
+            y=((edges[:-1] + edges[1:]) / 2).astype(np.float32),
+            customdata=np.stack(
+                [100 * shares, np.broadcast_to(np.asarray(steps, np.float64), shares.shape)], axis=2
+            ),
+            colorscale=SEQUENTIAL,
+            showscale=False,
+            hoverongaps=False,
+            hovertemplate="step %{customdata[1]:,d}<br>%{customdata[0]:.3r} % of the values near %{y:.3r}"
+            "<extra></extra>",
+        )
+    )
+    lay_out(figure, _HEIGHT)
+    figure.update_xaxes(**steps_axis(6) | axis.ticks, showgrid=False)
+    figure.update_yaxes(title=title("Value"), showgrid=False, automargin=True, nticks=6)
+    if step in steps:
+        left, right = axis.edges[[list(steps).index(step), list(steps).index(step) + 1]]
+        look = {"type": "rect", "yref": "paper", "y0": 0, "y1": 1, "line": {"color": MARK, "width": 2}}
+        figure.add_shape(**look, x0=left, x1=right)
+    return figure

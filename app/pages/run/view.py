@@ -9,7 +9,7 @@ import streamlit as st
 from inshrink_app import services, state
 from inshrink_app.jobs import Job, Requests
 from inshrink_app.model import ASK_ABOVE_BYTES, METRICS, Page, Sensitivity, Subject
-from inshrink_app.pages.run import bits, changes, picture, rows, search, shrink, tensor
+from inshrink_app.pages.run import bits, changes, picture, rows, shrink, tensor
 from inshrink_app.pages.run import board as boards
 from inshrink_app.pages.run import selection as chosen
 from inshrink_app.pages.run.board import Board
@@ -73,16 +73,20 @@ def _place(shown: Subject) -> None:
         look = rows.controls(shown)
     with notices:
         measured, job = _measured(shown, look)  # It starts before the estimates of sizes.
-        board = _board(shown)
+        board = None
+        if shown.kind == "run" and not shown.n_unread:
+            board = answer(
+                lambda: boards.gather(shown, services.chosen(shown), services.trusted_evaluator(shown))
+            )
         values = _stable(measured or _unmeasured(shown, look, board, job), shown)
         is_partial = measured is None and bool(_metrics(look))
-        found = _valid(chosen.current(shown.steps), values)
+        found = _valid(chosen.current(values.steps), values)
     ticked = chosen.ticked(str(shown.path))
     view = rows.narrowed(shown, values, look, found)
     with figure:
         picture.show(view, found, ticked, is_partial=is_partial)
     with progress:
-        if job_card.settled(job) and is_partial:
+        if job_card.settled(job) and is_partial and not shown.n_unread:
             _ask(shown, look)
     with below:
         picture.sentence(shown, values, look.level)
@@ -93,18 +97,13 @@ def _place(shown: Subject) -> None:
             requests = shrink.show(board)
         with strip_place:
             shrink.show_strip(board)
+    elif shown.n_unread:
+        card.caption("Sizes and bits follow once all checkpoints are read.")
     with panel:
         _panel(view, found)
     chosen.publish(found, ticked)
     with drawer:
         _drawer(view, board, found, requests)
-
-
-def _board(shown: Subject) -> Board | None:
-    """Collect the state of a run's bits; None for an archive and for an unreadable run."""
-    if shown.kind != "run":
-        return None
-    return answer(lambda: boards.gather(shown, services.chosen(shown), services.trusted_evaluator(shown)))
 
 
 def _unmeasured(shown: Subject, look: Look, board: Board | None, job: Job | None) -> Sensitivity:
@@ -125,11 +124,15 @@ def _metrics(look: Look) -> tuple[str, ...]:
 
 def _measured(shown: Subject, look: Look) -> tuple[Sensitivity | None, Job | None]:
     """Return the measurement for the map, and its job until it is ready."""
-    jobs = answer(lambda: [_job(shown, metric) for metric in _metrics(look)]) or ()  # All start at once.
-    for job in jobs:
-        if job is None or job.state != "finished":
-            return None, job
-    tables: list[Any] = [services.read_result(job) for job in jobs if job is not None]
+    if shown.n_unread:
+        measure, metrics = services.latest_measured, _metrics(look) if state.was_asked_for() else ()
+        tables: list[Any] = answer(lambda: [measure(shown, metric) for metric in metrics]) or []
+    else:
+        jobs = answer(lambda: [_job(shown, metric) for metric in _metrics(look)]) or ()  # All start at once.
+        for job in jobs:
+            if job is None or job.state != "finished":
+                return None, job
+        tables = [services.read_result(job) for job in jobs if job is not None]
     if not tables or None in tables:
         return None, None
     table = services.relative_updates(*tables) if look.colour == "ratio" else tables[0]
@@ -206,7 +209,9 @@ def _panel(view: View, found: Selection | None) -> None:
                 for label, icon, tip, act, args in actions:
                     look: dict[str, Any] = {"icon": f":material/{icon}:", "type": "tertiary", "help": tip}
                     st.button(label, on_click=act, args=args, **look)
-        if any(row.name == found.layer for row in view.tensors.rows):
+        if found.step not in view.shown.steps:
+            st.caption("This checkpoint is not read yet.")
+        elif any(row.name == found.layer for row in view.tensors.rows):
             tensor.show(view.shown, view.tensors, found.layer, found.step)
         else:
             rows.show_group(view, found)
@@ -215,11 +220,15 @@ def _panel(view: View, found: Selection | None) -> None:
 def _drawer(view: View, board: Board | None, found: Selection | None, requests: Requests) -> None:
     """Draw the open drawer."""
     shown, look = view.shown, view.look
-    offered = {key: word for key, word in _DRAWERS.items() if key != "bits" or board is not None}
+    offered = {
+        key: word for key, word in _DRAWERS.items() if key != "bits" or board is not None or shown.n_unread
+    }
     bare: dict[str, Any] = {"label_visibility": "collapsed"}
     name = one_of_few("run", "Drawer", "drawer", offered, next(iter(offered)), **bare)
     if name == "bits" and board is not None:
         bits.show(board, view)
+    elif name == "bits":
+        st.caption("The bits of the layers follow once all checkpoints are read.")
     elif name == "table":
         _table(view)
     elif name == "code":
@@ -262,7 +271,7 @@ def _code(
     by = modules.TENSOR if look.level.isdigit() else look.level
     asked: list[Any] = [Inspect(str(shown.path)), services.sensitivity_request(shown, metric, by), *requests]
     if board is not None:
-        asked += [search.plain(board), board.estimate]
+        asked += [bits.plain(board), board.estimate]
     ending.requests(asked)
     if found is not None:
         tensor.code(shown, found.layer, found.step, metric)
