@@ -217,7 +217,7 @@ def test_all_tensors_are_listed_from_headers_and_filtered(root, jobs, monkeypatc
     huge = subject(400, 200)
     monkeypatch.setattr(services, "load_subject", lambda _: huge)
     monkeypatch.setattr(services, "sensitivity_work", lambda *_: MEASURING)
-    monkeypatch.setattr(view, "_board", lambda *_: None)
+    monkeypatch.setattr(view.boards, "gather", lambda *_: None)
     app = explorer("run", run="/runs/huge", drawer="table", table="tensors")
     assert len(app.dataframe[0].value) == 400
     app.text_input(key="row_filter").set_value("39").run()
