@@ -122,8 +122,10 @@ class Content:
         self.nbytes_here = self.used = 0
         """Number of cached bytes, and time of the last use by `_CLOCK`."""
 
-    def fill(self, spans: Iterable[tuple[int, int]]) -> None:
+    def fill(self, spans: Iterable[tuple[int, int]], *, compared: bool = True) -> None:
         """Fetch spans that are not cached, each an offset and a size; compare the bytes assumed there.
+
+        Without `compared` nothing is compared; use it if no tensor is read.
 
         Raises
         ------
@@ -135,9 +137,9 @@ class Content:
             The store, or the local disk, refused.
         """
         spans = [span for span in spans if span[1] > 0]
-        due = [found for span in spans for found in self._assumed_about(*span)]
+        due = [found for span in spans for found in self._assumed_about(*span)] if compared else []
         asked = [self._blocks(*span) for span in [*spans, *((at, len(expected)) for at, expected, _ in due)]]
-        if any(self._have.find(0, first, end) >= 0 for first, end in asked):
+        if not self._has(asked):
             with self._lock:
                 pieces = self._missing(asked)
                 while batch := list(islice(pieces, _N_PIECES)):
@@ -161,6 +163,13 @@ class Content:
                 break
             if found[2] > offset:
                 yield found
+
+    def is_here(self, offset: int, nbytes: int) -> bool:
+        """Return whether bytes are cached."""
+        return self._has([self._blocks(offset, nbytes)])
+
+    def _has(self, asked: Iterable[tuple[int, int]]) -> bool:
+        return all(self._have.find(0, first, end) < 0 for first, end in asked)
 
     def _blocks(self, offset: int, nbytes: int) -> tuple[int, int]:
         """Return the first block of a span, and the end of its last."""

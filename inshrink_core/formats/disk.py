@@ -154,15 +154,19 @@ class ReadableFile(Closing):
                 return
         raise DamagedError("the object changed while it was opened", where=path, remedy=OPEN_AGAIN)
 
-    def expect(self, spans: Iterable[tuple[int, int]]) -> None:
+    def expect(self, spans: Iterable[tuple[int, int]], *, compared: bool = True) -> None:
         """Prefetch spans (offset, size) that are read soon; a remote file fetches them in one batch."""
         if self._content is not None:
-            self._content.fill(spans)
+            self._content.fill(spans, compared=compared)
 
     @property
     def is_elsewhere(self) -> bool:
         """Whether the file is remote, so that its bytes are fetched when read."""
         return self._content is not None
+
+    def is_here(self, offset: int, n_bytes: int) -> bool:
+        """Return whether a span of bytes can be read without fetching it."""
+        return self._content is None or self._content.is_here(offset, n_bytes)
 
     def assume(self, ranges: Iterable[tuple[int, bytes, int]]) -> None:
         """Register expected bytes; reads at an offset, or up to an end, are first compared with them.
@@ -188,12 +192,32 @@ class ReadableFile(Closing):
         """Close the file."""
         os.close(self._descriptor)
 
-    def read(self, offset: int, n_bytes: int) -> bytes:
-        """Return exactly `n_bytes` bytes from `offset`."""
+    def read(self, offset: int, n_bytes: int, *, compared: bool = True) -> bytes:
+        """Return exactly `n_bytes` bytes from `offset`, `compared` with bytes registered for that span."""
         if offset < 0 or n_bytes < 0 or offset + n_bytes > self.nbytes:
             expected, found = f"{n_bytes} bytes at offset {offset}", f"{self.nbytes} bytes in all"
             raise damaged(self, "the file is shorter than its records need", expected=expected, found=found)
+        self.expect([(offset, n_bytes)], compared=compared)
+        if n_bytes <= 4096:
+            # Opening a run does thousands of small reads: avoid the buffer and the loop.
+            try:
+                data = os.pread(self._descriptor, n_bytes, offset)
+            except OSError as error:
+                raise StorageError(f"reading failed: {error.strerror}", where=str(self.path)) from error
+            if len(data) == n_bytes:
+                self.counter.add(n_bytes)
+                return data
         return bytes(self.read_into(offset, memoryview(bytearray(n_bytes))))
+
+    def will_need(self, offset: int, n_bytes: int) -> None:
+        """Have the system read a span into its page cache.
+
+        A sampled file is read completely later, and many small reads from a disk take longer than one large
+        read.
+        """
+        if hasattr(os, "posix_fadvise"):
+            with contextlib.suppress(OSError):
+                os.posix_fadvise(self._descriptor, offset, n_bytes, os.POSIX_FADV_WILLNEED)
 
     def read_into(self, offset: int, target: memoryview) -> memoryview:
         """Fill a writable buffer of bytes from `offset`, and return it."""
@@ -271,8 +295,8 @@ class Readable(Protocol):
     path: Path
     nbytes: int
 
-    def read(self, offset: int, n_bytes: int) -> bytes:
-        """Return exactly `n_bytes` bytes from `offset`."""
+    def read(self, offset: int, n_bytes: int, *, compared: bool = True) -> bytes:
+        """Return exactly `n_bytes` bytes from `offset`, `compared` with bytes registered for that span."""
         ...
 
 
@@ -295,12 +319,12 @@ class Window:
         self.path, self.nbytes = file.path, nbytes
         self._file, self._offset = file, offset
 
-    def read(self, offset: int, n_bytes: int) -> bytes:
+    def read(self, offset: int, n_bytes: int, *, compared: bool = True) -> bytes:
         """Return exactly `n_bytes` bytes from `offset`."""
         if offset < 0 or n_bytes < 0 or offset + n_bytes > self.nbytes:
             what = f"a zip of {self.nbytes} bytes within the file is shorter than its records need"
             raise DamagedError(what, where=str(self.path))
-        return self._file.read(self._offset + offset, n_bytes)
+        return self._file.read(self._offset + offset, n_bytes, compared=compared)
 
 
 class Fate(StrEnum):

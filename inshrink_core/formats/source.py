@@ -161,6 +161,7 @@ class FileSource:
         apart = placed.span // itemsize // SAMPLE_RUNS * itemsize
         starts = range(placed.offset, placed.offset + SAMPLE_RUNS * apart, apart)
         with self._open(self._names[number]) as file:
+            file.will_need(placed.offset, placed.span)
             file.expect((at, SAMPLE_RUN * itemsize) for at in starts)
             runs = bytearray().join(file.read(at, SAMPLE_RUN * itemsize) for at in starts)
         return torch.frombuffer(runs, dtype=getattr(torch, placed.dtype))
@@ -531,7 +532,7 @@ class RestoredFile:
         pieces += [item._replace(odd=odd.get(item.offset)) for item in regions if item.nbytes]
         self.pieces = sorted(pieces, key=lambda piece: piece.offset)
 
-    def read(self, offset: int, n_bytes: int) -> bytes:
+    def read(self, offset: int, n_bytes: int, *, compared: bool = True) -> bytes:
         """Return exactly `n_bytes` bytes from `offset`."""
         if offset < 0 or n_bytes < 0 or offset + n_bytes > self.nbytes:
             raise DamagedError("a read past the end of a restored file", where=str(self.path))

@@ -8,7 +8,6 @@ records: PKWARE APPNOTE 6.3.10, sections 4.3.7-4.3.16.
 from __future__ import annotations
 
 import struct
-from itertools import pairwise
 from typing import Final, NamedTuple
 
 from isal.isal_zlib import crc32
@@ -74,7 +73,7 @@ def is_zip(first_bytes: bytes) -> bool:
 def _find_directory(file: Readable) -> tuple[int, int, int]:
     """Return offset, size and number of entries of the central directory."""
     tail_offset = max(0, file.nbytes - _TAIL_BYTES)
-    tail = file.read(tail_offset, file.nbytes - tail_offset)
+    tail = file.read(tail_offset, file.nbytes - tail_offset, compared=False)
     at = tail.rfind(b"PK\x05\x06")
     if at < 0 or at + _END.size > len(tail):
         raise damaged(file, "the zip directory at the end of the file is missing")
@@ -117,7 +116,7 @@ def _zip64_values(file: Readable, extra: bytes, values: list[int]) -> list[int]:
 
 def _read_directory(file: Readable) -> list[_Record]:
     offset, n_bytes, n_entries = _find_directory(file)
-    data = file.read(offset, n_bytes)
+    data = file.read(offset, n_bytes, compared=False)
     records: list[_Record] = []
     at, unpack = 0, _CENTRAL.unpack_from
     for _ in range(n_entries):
@@ -214,20 +213,27 @@ def _gaps_of_torch(file: ReadableFile, records: list[_Record], limits: list[int]
     """Return the predicted gaps before entries of a remote file, by header offset, without reading all.
 
     In a file written by PyTorch the directory determines every gap byte for byte. The prediction requires
-    that the last gap matches. Each other gap is compared when it, or its entry, is read.
+    that all gaps have the predicted size, and that the last gap and all local ones match. Each gap is still
+    compared when it is read.
     """
-    if not (file.is_elsewhere and records):
+    if not file.is_elsewhere:
         return {}
     framed = [_framed(record, limit) for record, limit in zip(records, limits, strict=True)]
     gaps: dict[int, _Gap] = {}
-    for (before, entry), record in zip(pairwise(framed), records[1:], strict=True):
-        if before is not None and entry is not None:
-            header, footer, begin = entry[0], before[1], record.header_offset
-            end = begin + len(header) + record.nbytes
-            gaps[begin] = _Gap(begin - len(footer), footer + header, end)
-    last = gaps.get(records[-1].header_offset)
-    is_sound = last is not None and file.read(last.offset, len(last.content)) == last.content
-    return gaps if is_sound else {}
+    seen = 0
+    for i in range(1, len(records)):
+        before, entry = framed[i - 1], framed[i]
+        if before is None or entry is None:
+            continue
+        header, footer = entry[0], before[1]
+        begin = records[i].header_offset
+        gap = _Gap(begin - len(footer), footer + header, begin + len(header) + records[i].nbytes)
+        if i + 1 == len(records) or file.is_here(gap.offset, len(gap.content)):
+            if file.read(gap.offset, len(gap.content)) != gap.content:
+                return {}
+            seen += 1
+        gaps[begin] = gap
+    return gaps if seen else {}
 
 
 def _framed(record: _Record, limit: int) -> tuple[bytes, bytes] | None:
