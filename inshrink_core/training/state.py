@@ -62,6 +62,7 @@ class TrainingState:
         self.models: dict[str, nn.Module] = {} if model is None else {"": model}
         self.optimizers: dict[str, list[Optimizer]] = {}
         self._is_list: set[str] = set()
+        self._names: dict[str, dict[str, str]] = {}
         if optimizer is not None:
             self._add_optimizers("", optimizer, "optimizer")
         for name, value in (also or {}).items():
@@ -99,10 +100,10 @@ class TrainingState:
             for label, model in self.models.items()
             if label != name
             for state in [model.state_dict()]
-            for raw, called in _called(label, state).items()
+            for raw, called in self._called(label, state).items()
         }
         state = self.models[name].state_dict()
-        for raw, called in _called(name, state).items():
+        for raw, called in self._called(name, state).items():
             other = before.get(called, state[raw])
             if other is not state[raw] and address(other) != address(state[raw]):
                 raise InputError(
@@ -114,7 +115,7 @@ class TrainingState:
         """Return the parameters of all models by their names in the archive, each once."""
         found: dict[int, tuple[str, nn.Parameter]] = {}
         for name, model in self.models.items():
-            called = _called(name, model.state_dict())
+            called = self._called(name, model.state_dict())
             for raw, parameter in model.named_parameters():
                 found.setdefault(id(parameter), (called.get(raw, _joined(name, raw)), parameter))
         return dict(found.values())
@@ -129,7 +130,7 @@ class TrainingState:
         buffers: list[str] = []
         for name, model in self.models.items():
             state = model.state_dict()
-            called = _called(name, state)
+            called = self._called(name, state)
             parameters = dict(model.named_parameters(remove_duplicate=False))
             for raw, parameter in parameters.items():
                 names.setdefault(id(parameter), called.get(raw, _joined(name, raw)))
@@ -142,6 +143,15 @@ class TrainingState:
         also = {name: part for name, part in parts.items() if name}
         record = {SAVE_KEY: {"save": _VERSION, "buffers": buffers}}
         return {**parts.get("", {}), **({"also": also} if also else {}), **record}
+
+    def _called(self, name: str, state: Mapping[str, Any]) -> dict[str, str]:
+        """Return the names of a model's tensors in the archive, by their names in the model."""
+        called = self._names.get(name, {})
+        if called.keys() != state.keys():
+            plain = strip_wrappers(list(state))
+            called = {raw: _joined(name, short) for raw, short in zip(state, plain, strict=True)}
+            self._names[name] = called
+        return called
 
     def known_names(self, names: Iterable[str]) -> frozenset[str]:
         """Return names of tensors, after checking that the models have them.
@@ -236,12 +246,6 @@ class TrainingState:
                     if id(parameter) in lost:
                         state = saved_state.get("state", {}).get(number, {})
                         optimizer.state[parameter] = {k: _loaded(v, parameter) for k, v in state.items()}
-
-
-def _called(name: str, state: Mapping[str, Any]) -> dict[str, str]:
-    """Return the names of a model's tensors in the archive, by their names in the model."""
-    plain = strip_wrappers(list(state))
-    return {raw: _joined(name, short) for raw, short in zip(state, plain, strict=True)}
 
 
 def _joined(name: str, raw: str) -> str:
