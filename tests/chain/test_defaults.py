@@ -144,7 +144,7 @@ def test_saver_watch_and_the_explorer_write_as_compress_does(run_path, tmp_path)
         saver.save(10)
     written["saver"] = metas(tmp_path / "saved.inshrink")[0]
     values = {"kind": "run", "format": "torch", "steps": (10, 20), "tensors": (), "total_bytes": 0}
-    shown = Subject(path=run_path, name="run", bytes_read=0, **values)
+    shown = Subject(path=run_path, name="run", **values)
     for asked in chain_export(shown, (10, 20)).placed(str(tmp_path / "exported.inshrink")):
         assert main(asked.words()) == 0
     written["explorer"] = metas(tmp_path / "exported.inshrink")[0]
