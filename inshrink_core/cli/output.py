@@ -10,7 +10,6 @@ import signal
 import stat
 import sys
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -164,14 +163,9 @@ def shown_progress(asked: Request[Any], form: str, *, hidden: bool) -> Iterator[
 @contextmanager
 def _json_lines(verb: str, unit: str) -> Iterator[OnProgress]:
     """Write progress as JSON lines."""
-    written_at = 0.0
+    from inshrink_core.execution.progress import seldom
 
     def write(now: Progress) -> None:
-        nonlocal written_at
-        at = time.monotonic()
-        if now.found is None and now.done < now.total and at - written_at < _SECONDS_BETWEEN_LINES:
-            return
-        written_at = at
         message = {"verb": verb, "done": now.done, "total": now.total, "unit": unit, "step": now.step}
         if now.found is not None:
             message["found"] = plain_value(now.found, strict=True)
@@ -184,7 +178,7 @@ def _json_lines(verb: str, unit: str) -> Iterator[OnProgress]:
     if hasattr(select, "poll") and stat.S_ISFIFO(os.fstat(_STDERR).st_mode):
         threading.Thread(target=_end_with_reader, args=(ended,), daemon=True).start()
     try:
-        yield write
+        yield seldom(write, _SECONDS_BETWEEN_LINES)
     finally:
         ended.set()
         if in_main:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -35,6 +36,20 @@ class Progress:
 
 OnProgress = Callable[[Progress], None]
 """Called often; an exception from it cancels the operation and leaves committed data."""
+
+
+def seldom(report: OnProgress, seconds: float) -> OnProgress:
+    """Return a callback that reports at intervals, and always what was found and the end of a task."""
+    reported_at = 0.0
+
+    def reported(now: Progress) -> None:
+        nonlocal reported_at
+        is_due = time.monotonic() - reported_at >= seconds
+        if is_due or now.found is not None or now.done >= now.total:
+            reported_at = time.monotonic()
+            report(now)
+
+    return reported
 
 
 class Counter:

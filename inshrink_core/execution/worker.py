@@ -14,11 +14,13 @@ import sys
 import threading
 import time
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from inshrink_core.errors import EngineError
 from inshrink_core.execution.engines import SECONDS_TO_TIDY_UP, Task, packed
-from inshrink_core.execution.progress import OnProgress
+from inshrink_core.execution.progress import OnProgress, seldom
+
+_SECONDS_BETWEEN: Final = 0.1
 
 
 def perform(task: Task, progress: OnProgress) -> Any:
@@ -66,7 +68,7 @@ def main() -> None:
         line = sys.stdin.readline()
         threading.Thread(target=_end_with_stdin, daemon=True).start()
         try:
-            result = perform(Task(**json.loads(line)), partial(answer, "now"))
+            result = perform(Task(**json.loads(line)), seldom(partial(answer, "now"), _SECONDS_BETWEEN))
         except Exception as error:
             answer("error", _sendable(error))
         else:
