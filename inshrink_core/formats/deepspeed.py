@@ -358,8 +358,9 @@ class _ModelRank:
                 if numel:
                     if not part or at + numel > part * len(self.ranks):
                         raise self._too_short(name)
-                    vectors = ((rank, number, part) for rank in range(len(self.ranks)))
-                    found.append(_Parameter(name, shape, _runs(vectors, at, 0, numel)))
+                    held_by = range(at // part, (at + numel - 1) // part + 1)
+                    vectors = ((rank, number, part) for rank in held_by)
+                    found.append(_Parameter(name, shape, _runs(vectors, at % part, 0, numel)))
                 extra = padding[i] if isinstance(padding, list) and i < len(padding) else 0
                 at += numel + (extra if type(extra) is int and extra > 0 else 0)
         return found
