@@ -10,7 +10,7 @@ from typing import Any, Final
 from inshrink_core.checkpoint import DTYPE_SIZES
 from inshrink_core.errors import DamagedError, InputError, clipped
 from inshrink_core.formats.disk import ReadableFile, damaged, parse_json
-from inshrink_core.formats.state_tree import Placed
+from inshrink_core.formats.state_tree import MAX_EXTENT, Placed
 
 MAX_HEADER_BYTES: Final = 100_000_000
 """The specification's own bound (safetensors README, "Format")."""
@@ -82,7 +82,7 @@ def _placed(name: str, entry: object, data_offset: int) -> Placed:
         nbytes *= extent
         # An extent of 0 must not hide an extent too large for PyTorch.
         reach *= max(extent, 1)
-        if reach > 1 << 62:
+        if reach > MAX_EXTENT:
             raise DamagedError(f"{named} is larger than any file")
     if span[1] - span[0] != nbytes:
         facts = {"found": f"{span[1] - span[0]}", "expected": f"{nbytes} bytes"}
@@ -112,10 +112,12 @@ def read_header(file: ReadableFile) -> tuple[list[tuple[str, Placed]], dict[str,
         what = "the header is larger than allowed"
         raise damaged(file, what, expected=expected, found=f"{n_header} bytes")
     read = _parse if n_header <= _MAX_CACHED_BYTES else _parse.__wrapped__
+    text = file.read(8, n_header)
     try:
-        return read(file.read(8, n_header), file.nbytes)
+        return read(text, file.nbytes)
     except DamagedError as error:
-        raise damaged(file, error.what, expected=error.expected, found=error.found) from error
+        what = f"{error.where}: {error.what}" if error.where else error.what
+        raise damaged(file, what, expected=error.expected, found=error.found) from error
     except InputError as error:
         facts = {"expected": error.expected, "found": error.found, "remedy": error.remedy}
         raise InputError(error.what, where=str(file.path), **facts) from error
@@ -125,7 +127,7 @@ def read_header(file: ReadableFile) -> tuple[list[tuple[str, Placed]], dict[str,
 @lru_cache(maxsize=64)
 def _parse(text: bytes, file_nbytes: int) -> tuple[list[tuple[str, Placed]], dict[str, str]]:
     """Return the content of a header; errors do not name the file."""
-    header, end = parse_json(text, "", _refuse_duplicates), 8 + len(text)
+    header, end = parse_json(text, "the header", _refuse_duplicates), 8 + len(text)
     if not isinstance(header, dict):
         raise DamagedError("the header is no JSON object")
     if len(header) > MAX_TENSORS:
