@@ -13,10 +13,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from llvmlite import ir  # type: ignore[import-untyped, unused-ignore]
+from numba import types
+from numba.core import cgutils as untyped_cgutils
+from numba.extending import intrinsic
 from numpy.typing import NDArray
 from torch import Tensor
 
-from inshrink_core.ops.cpu.compiled import Float32s, Float64s, Int32s, Int64s, UInt8s, kernel, part
+from inshrink_core.ops.cpu.compiled import Float32s, Float64s, Int32s, Int64s, UInt8s, kernel, load, part
 from inshrink_core.ops.moments import (
     BAND,
     EIGHTHS,
@@ -47,6 +51,8 @@ from inshrink_core.ops.moments import (
 )
 
 _F32, _F64, _I32, _U8 = np.float32, np.float64, np.int32, np.uint8
+_intrinsic: Any = intrinsic
+_cgutils: Any = untyped_cgutils
 
 _UNITS = half_log2_values(np.arange(LOWEST, HIGHEST + 1))
 _TABLE = half_log2_values(np.arange(-MAX_BASE - 3 * ZERO_POINT, MAX_BASE + 6 * ZERO_POINT))
@@ -106,16 +112,33 @@ def _covers(squares: Int32s, values: Int32s) -> bool:  # pragma: no cover - comp
     return found == 0
 
 
+@_intrinsic
+def _sum_lanes(_: Any, terms: Any, n: Any) -> Any:
+    """Sum `n` terms, a multiple of `N_SUMS`: one sum a lane, then neighbouring sums until one is left."""
+
+    def build(context: Any, b: Any, signature: Any, given: Any) -> Any:
+        data = context.make_array(signature.args[0])(context, b, given[0]).data
+        lanes, width = ir.VectorType(ir.DoubleType(), N_SUMS), context.get_constant(types.intp, N_SUMS)
+        total = _cgutils.alloca_once_value(b, ir.Constant(lanes, [0.0] * N_SUMS))
+        with _cgutils.for_range(b, b.sdiv(given[1], width)) as each:
+            b.store(b.fadd(b.load(total), load(b, data, b.mul(each.index, width), lanes)), total)
+        left, found = N_SUMS, b.load(total)
+        while left > 1:
+            left //= 2
+            order = ir.VectorType(ir.IntType(32), left)
+            sides = (ir.Constant(order, list(range(first, 2 * left, 2))) for first in (0, 1))
+            found = b.fadd(*(b.shuffle_vector(found, found, side) for side in sides))
+        return b.extract_element(found, ir.IntType(32)(0))
+
+    return types.float64(terms, types.intp), build
+
+
 @part
-def _sum_up(sums: Float64s) -> np.float64:  # pragma: no cover - compiled
-    """Add neighbouring partial sums until one is left; reset all of them to zero."""
-    left = N_SUMS
-    while left > 1:
-        left //= 2
-        for k in range(left):
-            sums[k] = sums[2 * k] + sums[2 * k + 1]
-    total: np.float64 = sums[0]
-    sums[:] = _F64(0.0)
+def _sum_up(terms: Float64s, n: int) -> np.float64:  # pragma: no cover - compiled
+    """Return the sum of `n` terms of a slice, in the order of `_sum_lanes`."""
+    end = n + -n % N_SUMS
+    terms[n:end] = _F64(0.0)
+    total: np.float64 = _sum_lanes(terms, end)
     return total
 
 
@@ -135,30 +158,22 @@ def _log_means(
 ) -> np.float64:  # pragma: no cover - compiled
     """Sum rows and columns of the values or of their squares; return the total.
 
-    The sums must be zero at first.
+    The sums of columns and rows must be zero at first.
     With x the values or their squares, `by_row` gets ``floor(8 log2(mean of a row of x))`` and `by_column`
     ``floor(8 log2(mean of a column of x / mean of x))``.
     """
-    sums, row_sums, column_sums, band, by_row, by_column = scratch
+    terms, row_sums, column_sums, band, by_row, by_column = scratch
     n_rows, n, total = row_sums.size, column_sums.size, _F64(0.0)
     for row in range(n_rows):
         line = values[row * n : (row + 1) * n]
         for begin in range(0, n, LINE):
-            end = min(begin + LINE, n)
-            last = end - (end - begin) % N_SUMS
-            # The inner loop has a constant length: LLVM does not vectorize a loop to the end.
-            for first in range(begin, last, N_SUMS):
-                for k in range(N_SUMS):
-                    value = _F64(line[first + k])
-                    value = value * value if squared else value
-                    sums[k] += value
-                    band[first + k] += value
-            for i in range(last, end):
-                value = _F64(line[i])
-                value = value * value if squared else value
-                sums[i - last] += value
-                band[i] += value
-            row_sums[row] += _sum_up(sums)
+            here, summed = line[begin : begin + LINE], band[begin : begin + LINE]
+            for i in range(here.size):
+                value = _F64(here[i])
+                terms[i] = value * value if squared else value
+            for i in range(here.size):
+                summed[i] += terms[i]
+            row_sums[row] += _sum_up(terms, here.size)
         by_row[row] = _eighths(row_sums[row] / n)
         total += row_sums[row]
         if row % BAND == BAND - 1 or row == n_rows - 1:
@@ -225,21 +240,16 @@ def _find_threshold(counts: Int64s, largest: int) -> int:  # pragma: no cover - 
 
 @part
 def _sum_of_squares(
-    line: Float32s, units: Float32s, scale: np.float32, sums: Float64s
+    line: Float32s, units: Float32s, scale: np.float32, terms: Float64s
 ) -> np.float64:  # pragma: no cover - compiled
     """Return Σ (x u)² over the values x of a row and their units u, in the order of `_log_means`."""
     total = _F64(0.0)
     for begin in range(0, line.size, LINE):
-        end = min(begin + LINE, line.size)
-        end_full = end - (end - begin) % N_SUMS
-        for first in range(begin, end_full, N_SUMS):
-            for k in range(N_SUMS):
-                relative = _F64(line[first + k]) * _F64(_F32(units[first + k] * scale))
-                sums[k] += relative * relative
-        for i in range(end_full, end):
-            relative = _F64(line[i]) * _F64(_F32(units[i] * scale))
-            sums[i - end_full] += relative * relative
-        total += _sum_up(sums)
+        here, found = line[begin : begin + LINE], units[begin : begin + LINE]
+        for i in range(here.size):
+            relative = _F64(here[i]) * _F64(_F32(found[i] * scale))
+            terms[i] = relative * relative
+        total += _sum_up(terms, here.size)
     return total
 
 
@@ -263,7 +273,7 @@ def _count_magnitudes(
         top = place if place > top else top
         places[i] = place
     for i in range(line.size):
-        counts[0, places[i]] += 1
+        counts[0, np.uint32(places[i])] += 1
     return top
 
 
@@ -288,7 +298,7 @@ def _round_first(
         return _REFUSED, 0
     adaptive = squares.size > 0 and _covers(squares.view(np.int32), values.view(np.int32))
     total = _log_means(squares if adaptive else values, not adaptive, scratch)
-    sums, maxima, _, _, by_hand, shifts = scratch
+    terms, maxima, _, _, by_hand, shifts = scratch
     for i in range(n):
         # Column exponents per eighth could put the largest value of a row and column a unit too high.
         shifts[i] = _clipped((shifts[i] + 4) >> 3, -ZERO_POINT, ZERO_POINT - 1) if adaptive else 0
@@ -299,7 +309,7 @@ def _round_first(
         line = values[row * n : (row + 1) * n]
         by_hand[row] = (by_hand[row] + 4) >> 3 if by_hand[row] > NO_ROW else NO_ROW
         which, scale = _find_units(by_hand[row], shifts, by_row)
-        square += _sum_of_squares(line, by_row[which], scale, sums)
+        square += _sum_of_squares(line, by_row[which], scale, terms)
         largest_here = np.int64(0)
         for i in range(n):
             # As integers: LLVM vectorizes no maximum of floats, because NaN is unordered.
@@ -480,7 +490,7 @@ _NOTHING = np.zeros(0, np.uint8)
 
 def _sums(n_rows: int, n: int) -> tuple[NDArray[Any], ...]:
     """Return zeros for the sums and the logarithms of `_log_means`."""
-    sums = (np.zeros(size) for size in (N_SUMS, n_rows, n, n))
+    sums = (np.zeros(size) for size in (min(n, LINE) + N_SUMS, n_rows, n, n))
     return (*sums, np.zeros(n_rows, np.int64), np.zeros(n, np.int64))
 
 
@@ -555,7 +565,7 @@ def _expand(
         line, codes = values[row * n : (row + 1) * n], elements[row * n * known : row * n * known + n]
         for i in range(n):
             element = _I32(codes[i])
-            value = table[_I32(_I32(first + columns[i]) + _I32(twice * element))]
+            value = table[np.uint32(_I32(_I32(first + columns[i]) + _I32(twice * element)))]
             if scaled == 1:
                 unit = _F32(0.0) if empty else value
                 line[i] = _F32(unit * _F32(_I32(element - _I32(ZERO_POINT))))
