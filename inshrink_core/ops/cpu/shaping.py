@@ -49,7 +49,7 @@ _STEPS = 128
 
 _WIDTH = _STEPS * _LANES
 
-_FEEDBACK, _ERROR, _NEAR, _ALONG, _BELOW, _GRADES, _LEADS = (_LANES * at for at in (0, 1, 2, 3, 4, 5, 7))
+_PASSED, _ERROR, _ALONG, _BELOW, _GRADES, _LEADS = (_LANES * at for at in (0, 1, 2, 3, 4, 6))
 """Offsets of the per-lane values of a step; the last two hold two values each."""
 
 _ROWS, _WIDE = 4, 2 * _LANES
@@ -168,8 +168,9 @@ class _Total:
         self._halves[0] = _fused(self._builder, left, right, self._halves[0])
 
     def end(self) -> Any:
-        """Return the sum."""
-        return self._builder.fadd(*self._halves)
+        """Return the rounded sum, halves upwards."""
+        b, half = self._builder, ir.Constant(_VECTOR, [0.5] * _LANES)
+        return call(b, f"llvm.floor.v{_LANES}f64", _VECTOR, b.fadd(b.fadd(*self._halves), half))
 
 
 def _advancing(take: Callable[[_Vectors, Any], Any]) -> Any:
@@ -294,11 +295,12 @@ def round_nearest(
         u = _F32(_F32(work[at + lane] - work[point]) * reciprocal)
         here = np.abs(u) < _F32(FAR)
         r = _F64(np.rint(_F32(u * _F32(PARTS)))) if here else 0.0
-        wanted = r - min(max(lanes[_FEEDBACK + lane], -most), most)
+        wanted = r - min(max(lanes[_ALONG + lane] + lanes[_BELOW + lane], -most), most)
         q = np.floor(wanted * (1.0 / parts) + 0.5)
         missed = min(max(parts * q - r, -worst), worst)
         lanes[_ERROR + lane] = missed if here else 0.0
-        lanes[_NEAR + lane] = 1.0 if here else 0.0
+        passed = min(max(lanes[_ERROR + lane] + lanes[_ALONG + lane], -worst), worst)
+        lanes[_PASSED + lane] = passed if here else 0.0
         work[point] = _F32(q) if here else np.rint(u)
 
 
@@ -317,7 +319,7 @@ def round_matched(
         here = (np.abs(moved) < _F32(FAR)) & (np.abs(offset) < _F32(FAR))
         r = _F64(np.rint(_F32(moved * _F32(PARTS)))) if here else 0.0
         o = _F64(np.rint(_F32(offset * _F32(PARTS)))) if here else 0.0
-        wanted = r - min(max(lanes[_FEEDBACK + lane], -most), most)
+        wanted = r - min(max(lanes[_ALONG + lane] + lanes[_BELOW + lane], -most), most)
         ahead = -o if wanted < 0.0 else o
         grade, crossed = lanes[_GRADES + lane], lanes[_GRADES + _LANES + lane]
         threshold = crossed if ahead > 0.5 * parts else grade
@@ -327,7 +329,8 @@ def round_matched(
         q = np.floor((parts * y - o) * (1.0 / parts) + 0.5)
         missed = min(max(parts * q + o - r, -worst), worst)
         lanes[_ERROR + lane] = missed if here else 0.0
-        lanes[_NEAR + lane] = 1.0 if here else 0.0
+        passed = min(max(lanes[_ERROR + lane] + lanes[_ALONG + lane], -worst), worst)
+        lanes[_PASSED + lane] = passed if here else 0.0
         work[point] = _F32(q) if here else np.rint(u)
         movement = r if np.abs(r) < _F64(MAX_COUNTED) else 0.0
         lanes[_LEADS + lane] += (parts * y - movement) * movement
@@ -345,8 +348,6 @@ def _shape(
     grade: int,
     columns: Float64s,
     rows: Float64s,
-    scale: float,
-    row_scale: float,
     n: int,
     down: Float64s,
     work: Float32s,
@@ -365,9 +366,9 @@ def _shape(
     skew, length, half = int(both), columns.size // (2 * RANK), columns.size // 2
     values, points, starts = work[:_WIDTH], work[_WIDTH : 2 * _WIDTH], work[2 * _WIDTH :]
     stored, passing, lanes = sums[:size], sums[size : 2 * size], sums[2 * size :]
-    feedback, error = lanes[_FEEDBACK:_ERROR], lanes[_ERROR:_NEAR]
+    passed, error = lanes[_PASSED:_ERROR], lanes[_ERROR:_ALONG]
     along, below = lanes[_ALONG:_BELOW], lanes[_BELOW:_GRADES]
-    gains, directions, worst = columns[:half], columns[half:], _F64(MAX_ERROR)
+    gains, directions = columns[:half], columns[half:]
     for first in range(0, n_rows, _LANES):
         n_here = min(_LANES, n_rows - first)
         mine = rows[first * 2 * RANK : (first + _LANES) * 2 * RANK]
@@ -376,7 +377,7 @@ def _shape(
             lanes[_GRADES + lane] = grade
             lanes[_GRADES + _LANES + lane] = grade * 7 // 10
         if both:
-            _pass_down(below, passing, error, mine, down, 0, _LANES * RANK)
+            _pass_down(below, passing, passed, mine, down, 0, _LANES * RANK)
         n_steps = n + skew * (n_here - 1)
         for begin in range(0, n_steps, _STEPS):
             n_now = min(_STEPS, n_steps - begin)
@@ -386,21 +387,14 @@ def _shape(
                 turn_rows(b, _F32(1.0), first, n, skew, begin, n_now, starts)
             for k in range(n_now):
                 step, at = begin + k, k * _LANES
-                for lane in range(_LANES):
-                    in_row = np.floor(lanes[_ALONG + lane] * scale + 0.5)
-                    lanes[_ALONG + lane] = in_row
-                    lanes[_FEEDBACK + lane] = in_row + np.floor(lanes[_BELOW + lane] * row_scale + 0.5)
                 if based:
                     round_matched(work, at, reciprocal, lanes)
                 else:
                     round_nearest(work, at, reciprocal, lanes)
                 if both:
-                    for lane in range(_LANES):
-                        passed = min(max(lanes[_ERROR + lane] + lanes[_ALONG + lane], -worst), worst)
-                        lanes[_FEEDBACK + lane] = passed if lanes[_NEAR + lane] > 0.0 else 0.0
                     place, column = n - 1 + _LANES - step, (step + 1) * RANK
                     _advance_diagonal(along, stored, error, directions, place, gains, place - 1, length)
-                    _pass_down(below, passing, feedback, mine, down, column, column + _LANES * RANK)
+                    _pass_down(below, passing, passed, mine, down, column, column + _LANES * RANK)
                 else:
                     place = step * RANK
                     _advance_row(along, stored, error, directions, place, gains, place + RANK, 1)
@@ -540,21 +534,21 @@ def shape_changes(
     # Without feedback down the rows, an extra column takes the feedback of the last one.
     wide = n + 2 * _LANES if both else n + 1
     columns, rows, down, work, sums = _zeros(
-        2 * RANK * wide, 2 * RANK * high * both, RANK * wide * both, 3 * _WIDTH // 2, (2 * RANK + 9) * _LANES
+        2 * RANK * wide, 2 * RANK * high * both, RANK * wide * both, 3 * _WIDTH // 2, (2 * RANK + 8) * _LANES
     )
+    gains = factors.gains * 2.0**-factors.shift
     if by_row is None:
-        columns.reshape(2, wide, RANK)[:, :n] = factors.gains, factors.directions
+        columns.reshape(2, wide, RANK)[:, :n] = gains, factors.directions
     else:
-        turned = factors.gains[::-1].T, factors.directions[::-1].T
+        turned = gains[::-1].T, factors.directions[::-1].T
         columns.reshape(2, RANK, wide)[:, :, _LANES:-_LANES] = turned
-        padded = np.zeros((2, high, RANK), np.int16)
-        padded[:, :n_rows] = by_row.gains, by_row.directions
+        padded = np.zeros((2, high, RANK))
+        padded[:, :n_rows] = by_row.gains * 2.0**-by_row.shift, by_row.directions
         rows.reshape(-1, 2, RANK, _LANES)[:] = padded.reshape(2, -1, _LANES, RANK).transpose(1, 0, 3, 2)
     given = (values.numpy(), start, base is not None, integers.numpy())
     numbers = (_F32(lattice.unit), _F32(lattice.reciprocal), grade)
-    scales = (2.0**-factors.shift, 0.0 if by_row is None else 2.0**-by_row.shift)
     room = (down, work.view(np.float32), sums)
-    _shape(*given, *numbers, columns, rows, *scales, n, *room, changes, leads)
+    _shape(*given, *numbers, columns, rows, n, *room, changes, leads)
     lead, square = leads.sum(0).tolist()
     return torch.from_numpy(changes), lead, square
 
