@@ -11,7 +11,7 @@ from __future__ import annotations
 import bisect
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Final, NamedTuple
@@ -113,12 +113,12 @@ def bits_of(movement: float, variance: float) -> float:
     return _at(_BITS, spread)
 
 
-BARE: Final = 0.1
+_BARE: Final = 0.1
 """Damping at which the share measures the anisotropy of H, apart from sampling noise."""
 
-_DAMPINGS: Final = (BARE, 0.5, 1.0, 2.0, 4.0, 8.0)
+_DAMPINGS: Final = (8.0, 4.0, 2.0, 1.0, 0.5)
 """Dampings, in means of the diagonal of H, that are added to it. Less damping is stronger feedback, which
-makes deltas less predictable. The encoder chooses from all but the first."""
+makes deltas less predictable."""
 
 _MAX_BARE: Final = 0.5
 """Largest share at that damping for feedback along a side; above it, the inputs are nearly white."""
@@ -166,17 +166,16 @@ class Side:
     trace: float
 
     @functools.cached_property
-    def factors(self) -> Mapping[float, Factors]:
-        """Factors of H by damping, computed on first access."""
-        signs = signs_of(self.sketch.shape[0])
-        return dict(zip(_DAMPINGS, factorize(self.sketch, signs, self.trace, _DAMPINGS), strict=True))
+    def factors(self) -> tuple[Factors, ...]:
+        """Factors of H, strongest feedback first; only the weakest if H is nearly isotropic or not known."""
+        made = factorize(self.sketch, signs_of(self.sketch.shape[0]), self.trace, (_BARE, *_DAMPINGS))
+        bare, weakest = next(made), next(made)
+        return (*reversed(list(made)), weakest) if bare.share <= _MAX_BARE else (weakest,)
 
     @property
     def choices(self) -> tuple[Factors, ...]:
         """Feedback factors for this side; empty if H is nearly isotropic or not known."""
-        if not self.factors[BARE].share <= _MAX_BARE:
-            return ()
-        return tuple(self.factors[damping] for damping in _DAMPINGS[1:])
+        return self.factors if len(self.factors) > 1 else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +211,7 @@ class Shaping:
         """
         along, down = self.columns.choices, () if self.rows is None else self.rows.choices
         if not along and down:  # feedback down the columns only: almost none along the rows
-            along = (self.columns.factors[_DAMPINGS[-1]],)
+            along = self.columns.factors
         if not along:
             return None
 

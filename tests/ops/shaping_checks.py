@@ -25,7 +25,7 @@ def uneven(n, octaves=8.0):
 def factors_of(matrix, damping=1.0):
     n = matrix.shape[0]
     signs = signs_of(n)
-    return factorize(matrix.numpy() @ signs, signs, float(matrix.trace()), (damping,))[0]
+    return next(factorize(matrix.numpy() @ signs, signs, float(matrix.trace()), (damping,)))
 
 
 def changes_by(context, device, *arguments):

@@ -11,7 +11,7 @@ library, so all processors produce the same bits. It uses Cholesky decomposition
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -237,8 +237,8 @@ def feed_forward(
 
 def factorize(
     sketch: Float64s, signs: Float64s, trace: float, dampings: Sequence[float]
-) -> tuple[Factors, ...]:
-    """Return the error-feedback factors of a matrix H from its sketch, one result per damping.
+) -> Iterator[Factors]:
+    """Yield the error-feedback factors of a matrix H from its sketch, one result per damping.
 
     Parameters
     ----------
@@ -261,10 +261,9 @@ def factorize(
     units, directions = np.empty(rank), np.empty((n, rank), np.int16)
     energy = decompose(sketch, signs, *scratch, found, units, directions)
     rest = max(0.0, trace - energy) / n
-    square, line, factors = np.empty((rank, rank)), np.empty((2, rank)), []
+    square, line = np.empty((rank, rank)), np.empty((2, rank))
     for damping in dampings:
         total, stored = damping * trace / n + rest, np.empty((n, rank), np.int16)
         cost, variances, shift = feed_forward(found, units, total, rest, square, line, gains, stored)
         share = cost / trace if trace > 0 else 1.0
-        factors.append(Factors(stored, directions, shift, share, variances / n))
-    return tuple(factors)
+        yield Factors(stored, directions, shift, share, variances / n)
