@@ -18,6 +18,8 @@ _TEMP_SUFFIX: Final = ".tmp"
 _WORK_PREFIX: Final = ".inshrink-"
 _WORK_SUFFIX: Final = ".work"
 
+_CACHED_NBYTES: Final = 1 << 19
+
 _NOT_BLOCKING: Final = (
     getattr(os, "O_CLOEXEC", 0)
     | getattr(os, "O_NONBLOCK", 0)
@@ -108,6 +110,13 @@ def new_file(path: Path, buffering: int = -1) -> IO[bytes]:
     path.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     return open(open_regular(path, flags, follow=False), "wb", buffering=buffering)
+
+
+def cached_parts(data: bytes | memoryview) -> Iterator[memoryview]:
+    """Yield parts that fit a processor's cache: the kernel copies long buffers several times slower."""
+    view = memoryview(data)
+    for start in range(0, len(view), _CACHED_NBYTES):
+        yield view[start : start + _CACHED_NBYTES]
 
 
 def is_temporary(name: str) -> bool:

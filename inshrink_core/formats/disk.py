@@ -200,14 +200,27 @@ class ReadableFile(Closing):
         self.expect([(offset, n_bytes)], compared=compared)
         if n_bytes <= 4096:
             # Opening a run does thousands of small reads: avoid the buffer and the loop.
-            try:
-                data = os.pread(self._descriptor, n_bytes, offset)
-            except OSError as error:
-                raise StorageError(f"reading failed: {error.strerror}", where=str(self.path)) from error
+            data = self._read_at(n_bytes, [offset])[0]
             if len(data) == n_bytes:
-                self.counter.add(n_bytes)
                 return data
         return bytes(self.read_into(offset, memoryview(bytearray(n_bytes))))
+
+    def read_runs(self, offsets: range, n_bytes: int) -> bytearray:
+        """Return the short runs of `n_bytes` at ascending offsets, joined."""
+        self.expect((offset, n_bytes) for offset in offsets)
+        data = bytearray().join(self._read_at(n_bytes, offsets))
+        if len(data) != n_bytes * len(offsets):
+            raise DamagedError("the file ended while being read", where=str(self.path))
+        return data
+
+    def _read_at(self, n_bytes: int, offsets: Sequence[int]) -> list[bytes]:
+        """Return at most `n_bytes` bytes from each offset."""
+        try:
+            parts = [os.pread(self._descriptor, n_bytes, offset) for offset in offsets]
+        except OSError as error:
+            raise StorageError(f"reading failed: {error.strerror}", where=str(self.path)) from error
+        self.counter.add(sum(map(len, parts)))
+        return parts
 
     def will_need(self, offset: int, n_bytes: int) -> None:
         """Have the system read a span into its page cache.

@@ -26,6 +26,7 @@ from inshrink_core.checkpoint import (
     TensorSpec,
 )
 from inshrink_core.errors import DamagedError, NotFoundError
+from inshrink_core.execution.files import cached_parts
 from inshrink_core.execution.resources import Limits, new_buffer
 from inshrink_core.formats.checksums import Damage, FileChecks, PackedZip, digest_beside
 from inshrink_core.formats.disk import ByteCounter, FileStamp, ReadableFile, reading
@@ -162,8 +163,7 @@ class FileSource:
         starts = range(placed.offset, placed.offset + SAMPLE_RUNS * apart, apart)
         with self._open(self._names[number]) as file:
             file.will_need(placed.offset, placed.span)
-            file.expect((at, SAMPLE_RUN * itemsize) for at in starts)
-            runs = bytearray().join(file.read(at, SAMPLE_RUN * itemsize) for at in starts)
+            runs = file.read_runs(starts, SAMPLE_RUN * itemsize)
         return torch.frombuffer(runs, dtype=getattr(torch, placed.dtype))
 
     def _place(self, spec: TensorSpec) -> tuple[int, Placed]:
@@ -388,10 +388,13 @@ class _Writer:
         self.next_entry = 0
 
     def write(self, data: bytes | memoryview) -> None:
-        self.file.write(data)
-        start, end = self.at, self.at + len(data)
+        for part in cached_parts(data):
+            self._write_part(part)
+
+    def _write_part(self, view: memoryview) -> None:
+        self.file.write(view)
+        start, end = self.at, self.at + len(view)
         self.at = end
-        view = memoryview(data)
         while self.next_entry < len(self.entries):
             entry = self.entries[self.next_entry]
             first, last = max(entry.data_offset, start), min(entry.data_offset + entry.data_nbytes, end)

@@ -22,7 +22,14 @@ from inshrink_core.checkpoint import (
     TensorSpec,
 )
 from inshrink_core.errors import InputError, NotFoundError, StorageError
-from inshrink_core.execution.files import make_folders, remove_empty, require_free, sync_path, working_folder
+from inshrink_core.execution.files import (
+    cached_parts,
+    make_folders,
+    remove_empty,
+    require_free,
+    sync_path,
+    working_folder,
+)
 from inshrink_core.execution.resources import Limits
 from inshrink_core.formats.carried import CarriedTensor, carried_tensors, with_plain_values
 from inshrink_core.formats.dcp_state import STATE, STATE_WORDS, write_state
@@ -67,7 +74,8 @@ def _write_safetensors(
     text += b" " * (-len(text) % 8)
     file.write(len(text).to_bytes(8, "little") + text)
     for spec in ordered:
-        file.write(tensor_bytes(checkpoint.source.read(spec), spec))
+        for part in cached_parts(tensor_bytes(checkpoint.source.read(spec), spec)):
+            file.write(part)
         progress(spec.key)
 
 
