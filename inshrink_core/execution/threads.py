@@ -36,8 +36,13 @@ def prepare_process() -> None:
     _reuse_memory()
     if not {"torch", "numba"} <= sys.modules.keys():
         with without_collection():
-            for name in ("torch", "numba"):
+            # No kernel calls BLAS, for which numba would import SciPy.
+            absent: Any = None
+            blas = sys.modules.setdefault("scipy.linalg.cython_blas", absent)
+            for name in ("torch", "numba.np.arraymath"):
                 importlib.import_module(name)
+            if blas is absent:
+                del sys.modules["scipy.linalg.cython_blas"]
             gc.freeze()
     import torch
 
