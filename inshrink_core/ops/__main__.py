@@ -90,7 +90,7 @@ def main(arguments: list[str]) -> int:
         this_level = machine.choose_level()
         for level in machine.LEVELS:
             if level != this_level:
-                target = {"NUMBA_CPU_NAME": level, "NUMBA_CPU_FEATURES": ""}
+                target = {"NUMBA_CPU_NAME": level, "NUMBA_CPU_FEATURES": machine.FEATURES.get(level, "")}
                 _run(["-m", "inshrink_core.ops", "--level", level], **target)
     note.write_text(asked)
     return 0

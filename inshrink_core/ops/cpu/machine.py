@@ -28,10 +28,13 @@ from numba.core.compiler_lock import global_compiler_lock
 from inshrink_core.execution.files import locked
 
 LEVELS: Final = {
-    "x86-64-v4": ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"),
+    "x86-64-v4": ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512vnni"),
     "x86-64-v3": ("avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe"),
 }
 """Levels of x86-64 and the processor features that each requires, highest level first."""
+
+FEATURES: Final = {"x86-64-v4": "+avx512vnni,-prefer-256-bit"}
+"""LLVM features that a level's kernels use beyond the level: AVX-512 with VNNI and full vectors."""
 
 WRITE: Final = "INSHRINK_WRITE_KERNELS"
 """Environment variable; a process that has it set writes its kernels into `folder`."""
@@ -68,7 +71,7 @@ def choose_level() -> str:
         levels = (name for name, needed in LEVELS.items() if all(map(features.get, needed)))
         level = next(levels, None)
         if level is not None and "_toplevel_target_context" not in vars(_registry.cpu_target):
-            config.CPU_NAME, config.CPU_FEATURES = level, ""
+            config.CPU_NAME, config.CPU_FEATURES = level, FEATURES.get(level, "")
     return config.CPU_NAME if config.CPU_NAME in LEVELS else ""
 
 
