@@ -216,11 +216,6 @@ class ArchiveReader:
         """Size of the manifest and of all live frames."""
         return self.manifest_nbytes + sum(frame.nbytes for frame in self.frames)
 
-    @property
-    def bytes_read(self) -> int:
-        """Bytes read from storage since opening, opening included."""
-        return self.storage.bytes_read
-
     def refresh(self) -> None:
         """Reload the archive."""
         self.catalog: Catalog = load_catalog(self.storage)

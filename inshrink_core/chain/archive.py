@@ -250,7 +250,7 @@ class Archive(Mapping[int, Checkpoint]):
     @property
     def bytes_read(self) -> int:
         """Bytes read from storage so far."""
-        return self.reader.bytes_read
+        return self.reader.storage.bytes_read
 
     def __len__(self) -> int:
         return len(self.steps)
