@@ -181,7 +181,7 @@ class PartWriter(AbstractContextManager["PartWriter", None]):
     def _publish(self, files: Sequence[Creation], info: FrameInfo) -> None:
         """Commit the part under its name."""
         try:
-            files[0].commit()
+            self._staged = {info.path: files[0].commit()}
         except FileExistsError as error:
             raise ConflictError(
                 f"another process has written {parts_in_words([self.part], self.n_parts)} of this frame",
@@ -196,8 +196,8 @@ class PartWriter(AbstractContextManager["PartWriter", None]):
             self._next += 1
 
     def written(self, info: FrameInfo) -> WrittenPart:
-        """Return the input of `SharedFrame.commit` for a part that this writer has committed."""
-        return WrittenPart(info, {info.path: self.storage.staged(info.path)})
+        """Return the input of `SharedFrame.commit` for the part that this writer committed last."""
+        return WrittenPart(info, self._staged)
 
     def meta_of_others(self) -> dict[str, Any]:
         """Return another part's metadata of the first frame that waits for this part; empty if none waits."""
@@ -249,7 +249,7 @@ def _require_same_job(reader: ArchiveReader, n_parts: int) -> None:
 
 
 class WrittenPart(NamedTuple):
-    """A part of a frame, and the storage's data to list its files (`Storage.staged`)."""
+    """A part of a frame, and the storage's data to list its files (`Creation.commit`)."""
 
     part: FrameInfo
     files: Mapping[str, Any]
