@@ -187,7 +187,7 @@ def measure_near(path: Path, act: str, scratch: Path) -> dict[str, object]:
     begun = time.perf_counter()
     reader = ArchiveReader.open(path)
     ACTS[act](reader, scratch)
-    return {"seconds": time.perf_counter() - begun, "bytes": reader.bytes_read}
+    return {"seconds": time.perf_counter() - begun, "bytes": reader.storage.bytes_read}
 
 
 def middle(rows: list[dict[str, object]]) -> dict[str, object]:

@@ -25,6 +25,8 @@ from inshrink_core.errors import ConflictError, DamagedError, InshrinkError, Not
 from inshrink_core.execution.files import NotRegularError
 from inshrink_core.frame import FrameInfo, FramePart
 
+DELETE_REMEDY: Final = "delete it if it is not yours"
+
 _N_ATTEMPTS: Final = 5
 """Reloads if a writer removes frames between the read of the manifest and the listing of the folder."""
 
@@ -59,8 +61,8 @@ class Catalog:
         Frames stored at another place than the manifest records.
     obsolete
         Paths of files that contain only removed frames and copies of other frames.
-    foreign, unreadable
-        Paths of frames of another archive, and of files that are not whole frames, with the reason.
+    faults
+        Why files are no frames of this archive, or not whole ones.
     unknown
         Paths of unreadable files whose content no manifest records.
     is_complete
@@ -83,8 +85,7 @@ class Catalog:
     present: frozenset[str] = frozenset()
     moved: tuple[FrameInfo, ...] = ()
     obsolete: tuple[str, ...] = ()
-    foreign: tuple[str, ...] = ()
-    unreadable: tuple[tuple[str, InshrinkError], ...] = ()
+    faults: tuple[InshrinkError, ...] = ()
     unknown: tuple[str, ...] = ()
     is_complete: bool = True
     last_number: int = 0
@@ -303,15 +304,15 @@ def _reconcile(
     places = {frame.generation: frame for frame in listed}
     unlisted: dict[int, FrameInfo] = {}
     parts: dict[int, list[FrameInfo]] = {}
-    foreign: list[str] = []
-    unreadable: list[tuple[str, InshrinkError]] = []
+    faults: list[InshrinkError] = []
     for path, scan in sorted(scans.items()):
-        unreadable += [(path, error) for error in scan.problems]
+        faults += scan.problems
         n_used = len(scan.problems)
         for info, archive_id in scan.frames:
             known = unlisted.get(info.generation) or places.get(info.generation)
             if archive_id != manifest.archive_id:
-                foreign.append(path)
+                what, remedy = "this frame belongs to another archive", DELETE_REMEDY
+                faults.append(DamagedError(what, where=f"{storage.name}, {path}", remedy=remedy))
             elif info.generation in removed:
                 continue
             elif info.n_parts > 1 and known is None:
@@ -320,7 +321,7 @@ def _reconcile(
                 unlisted[info.generation] = info
             elif (known.frame_id, known.nbytes) != (info.frame_id, info.nbytes):
                 what = f"another frame has generation {info.generation} too"
-                unreadable.append((path, DamagedError(what, where=f"{storage.name}, frame {path}")))
+                faults.append(DamagedError(what, where=f"{storage.name}, frame {path}"))
             elif info.generation in unlisted or is_intact(storage, known):
                 continue
             else:
@@ -328,8 +329,7 @@ def _reconcile(
             n_used += 1
         if not n_used:
             obsolete.add(path)
-    pending, contradicting = _join_parts(parts, unlisted, storage.name)
-    unreadable += contradicting
+    pending = _join_parts(parts, unlisted, storage.name, faults)
     unknown = tuple(path for path, scan in scans.items() if scan.tail_lost and problem)
     complete = [frame for frame in places.values() if present.issuperset(frame.paths)]
     live, superseded = _settle_claims([*complete, *unlisted.values()])
@@ -346,8 +346,7 @@ def _reconcile(
         present=frozenset(present),
         moved=tuple(now for frame in listed if (now := places[frame.generation]).path != frame.path),
         obsolete=tuple(sorted(obsolete)),
-        foreign=tuple(dict.fromkeys(foreign)),
-        unreadable=tuple(unreadable),
+        faults=tuple(faults),
         unknown=unknown,
         is_complete=problem is None or (isinstance(storage, PackedStorage) and not unknown),
         last_number=max(others.values(), default=0),
@@ -355,11 +354,13 @@ def _reconcile(
 
 
 def _join_parts(
-    parts: Mapping[int, list[FrameInfo]], unlisted: dict[int, FrameInfo], where: str
-) -> tuple[list[FrameInfo], list[tuple[str, InshrinkError]]]:
-    """Add frames with all their parts to `unlisted`; return the others, and parts that contradict."""
+    parts: Mapping[int, list[FrameInfo]],
+    unlisted: dict[int, FrameInfo],
+    where: str,
+    faults: list[InshrinkError],
+) -> list[FrameInfo]:
+    """Add frames with all their parts to `unlisted`, and contradictions to `faults`; return the others."""
     pending: list[FrameInfo] = []
-    contradicting: list[tuple[str, InshrinkError]] = []
     for generation, rows in parts.items():
         found = list(_same_frames(rows))
         alone = len(found) == 1 and generation not in unlisted
@@ -370,10 +371,8 @@ def _join_parts(
         if not alone:
             what = f"another part of generation {generation} is of another frame"
             remedy = "keep the parts of one job, and delete those of the other"
-            for row in rows:
-                fault = DamagedError(what, where=f"{where}, frame {row.path}", remedy=remedy)
-                contradicting.append((row.path, fault))
-    return pending, contradicting
+            faults += [DamagedError(what, where=f"{where}, frame {row.path}", remedy=remedy) for row in rows]
+    return pending
 
 
 def _same_frames(parts: Iterable[FrameInfo]) -> Iterator[FrameInfo]:

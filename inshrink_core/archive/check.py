@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
-from inshrink_core.archive.catalog import Catalog, missing_parts, parts_in_words
+from inshrink_core.archive.catalog import DELETE_REMEDY, Catalog, missing_parts, parts_in_words
 from inshrink_core.archive.layout import FRAME_FOLDER, REBUILD_REMEDY, RESTORE_REMEDY, file_number
 from inshrink_core.archive.manifest import MANIFEST_NAME
 from inshrink_core.archive.packed import PackedStorage
@@ -21,7 +21,6 @@ from inshrink_core.errors import DamagedError, InshrinkError
 from inshrink_core.frame import FrameInfo
 
 _APPEND: Final = "the next append repairs it"
-_DELETE: Final = "delete it if it is not yours"
 _PENDING: Final = "run the missing parts, or discard the others: `inshrink commit ARCHIVE --discard`"
 
 
@@ -102,7 +101,7 @@ def check_archive(
     else:
         problems += _check_segments(reader.catalog, storage)
         problems += _check_strays(storage)
-    return tuple(problems)
+    return tuple(dict.fromkeys(problems))
 
 
 def _from_error(error: InshrinkError) -> Problem:
@@ -129,13 +128,10 @@ def _check_catalog(catalog: Catalog, name: str) -> Iterator[Problem]:
         yield at(path, "this file was removed or replaced, and is still there")
     for frame in catalog.moved:
         yield at(frame.path, f"the frame of step {frame.step} is here, not where the manifest lists it")
-    for path in catalog.foreign:
-        yield at(path, "this frame belongs to another archive", _DELETE, False)
-    for _, error in catalog.unreadable:
-        yield _from_error(error)
+    yield from map(_from_error, catalog.faults)
     for frame in catalog.superseded:
         what = f"a later frame has taken the place of this one (step {frame.step})"
-        yield at(frame.path, what, _DELETE, False)
+        yield at(frame.path, what, DELETE_REMEDY, False)
 
 
 def _check_frame(reader: ArchiveReader, storage: Storage, frame: FrameInfo) -> Iterator[Problem]:
@@ -188,7 +184,7 @@ def _check_strays(storage: Storage) -> Iterator[Problem]:
     names = [name for name in storage.list("") if name not in known]
     names += [f"{FRAME_FOLDER}/{name}" for name in storage.list(FRAME_FOLDER) if not file_number(name)]
     for name in names:
-        yield Problem(f"{storage.name}, {name}", "this file is no part of an archive", _DELETE)
+        yield Problem(f"{storage.name}, {name}", "this file is no part of an archive", DELETE_REMEDY)
     left = [*storage.remains(""), *(f"{FRAME_FOLDER}/{name}" for name in storage.remains(FRAME_FOLDER))]
     if left and not storage.is_locked():
         for name in left:

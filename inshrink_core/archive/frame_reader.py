@@ -213,10 +213,16 @@ class FrameReader:
     ------
     DamagedError
         The parts contradict each other.
+
+    Attributes
+    ----------
+    derived
+        What a caller makes of the frame, to keep it as long as the frame is cached.
     """
 
     def __init__(self, storage: Storage, info: FrameInfo, indices: Mapping[int, FrameIndex]) -> None:
-        self.info = info
+        self.info, self.indices = info, indices
+        self.derived: Any = None
         self._where = f"{storage.name}, frame {info.path} (step {info.step})"
         self._parts = {
             part.number: _PartReader(storage, part, indices[part.number], info.step) for part in info.files
@@ -241,8 +247,6 @@ class FrameReader:
     @property
     def apart(self) -> frozenset[str]:
         """The keys of metadata that differ between parts; empty for a single part."""
-        if len(self._parts) == 1:
-            return frozenset()
         return frozenset().union(*map(self.differing_meta_of, self._parts))
 
     def meta_of(self, part: int) -> dict[str, Any]:

@@ -7,11 +7,11 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from inshrink_core.archive import layout
 from inshrink_core.archive.catalog import Catalog, missing_parts, parts_in_words
-from inshrink_core.archive.frame_reader import FrameReader
 from inshrink_core.archive.frame_writer import FrameWriter
 from inshrink_core.archive.manifest import MANIFEST_NAME, Manifest
 from inshrink_core.archive.reader import ArchiveReader, is_archive
@@ -88,7 +88,7 @@ class PartWriter(AbstractContextManager["PartWriter", None]):
         self._frame: FrameWriter | None = None
         self._lock: Lock | None = None
         self.storage: Storage = storage_at(path)
-        self._path = path
+        self._path, self._here = path, partial(_of_part, part)
         self._open(generation)
 
     def _open(self, generation: int | None) -> None:
@@ -99,18 +99,11 @@ class PartWriter(AbstractContextManager["PartWriter", None]):
                 if hasattr(self, "reader"):
                     self.reader.refresh()
                 else:
-                    self.reader: ArchiveReader = ArchiveReader(self.storage, self._parts_here)
+                    self.reader: ArchiveReader = ArchiveReader(self.storage, self._here)
                 self._look(generation)
             except BaseException:
                 self.suspend()
                 raise
-
-    def _parts_here(self, catalog: Catalog) -> Iterator[FrameInfo]:
-        """Yield this part of the pending frames."""
-        for frame in catalog.pending:
-            for file in frame.files:
-                if file.number == self.part:
-                    yield replace(frame, files=(file,))
 
     def _look(self, generation: int | None) -> None:
         """Check the pending frames, again if they change meanwhile, and set the next generation."""
@@ -127,7 +120,7 @@ class PartWriter(AbstractContextManager["PartWriter", None]):
                 continue
             break
         catalog = self.reader.catalog
-        here = {frame.frame_id for frame in self._parts_here(catalog)}
+        here = {frame.frame_id for frame in self._here(catalog)}
         self._waiting = [frame for frame in catalog.pending if frame.frame_id not in here]
         after = catalog.pending[-1].generation + 1 if catalog.pending else catalog.next_generation
         self._next = after if generation is None else generation
@@ -188,7 +181,7 @@ class PartWriter(AbstractContextManager["PartWriter", None]):
     def _publish(self, files: Sequence[Creation], info: FrameInfo) -> None:
         """Commit the part under its name."""
         try:
-            files[0].commit()
+            self._staged = {info.path: files[0].commit()}
         except FileExistsError as error:
             raise ConflictError(
                 f"another process has written {parts_in_words([self.part], self.n_parts)} of this frame",
@@ -203,19 +196,27 @@ class PartWriter(AbstractContextManager["PartWriter", None]):
             self._next += 1
 
     def written(self, info: FrameInfo) -> WrittenPart:
-        """Return the input of `SharedFrame.commit` for a part that this writer has committed."""
-        return WrittenPart(info, {info.path: self.storage.staged(info.path)})
+        """Return the input of `SharedFrame.commit` for the part that this writer committed last."""
+        return WrittenPart(info, self._staged)
 
     def meta_of_others(self) -> dict[str, Any]:
         """Return another part's metadata of the first frame that waits for this part; empty if none waits."""
         if not self._waiting:
             return {}
-        frame, reader = self._waiting[0], ArchiveReader(self.storage, lambda catalog: catalog.pending)
-        first = replace(frame, files=frame.files[:1])
-        return FrameReader(self.storage, first, reader.resolved(frame.frame_id)).meta
+        frame = self._waiting[0]
+        reader = ArchiveReader(self.storage, partial(_of_part, frame.files[0].number))
+        return reader.frame(frame.frame_id).meta
 
     def __exit__(self, *error: object) -> None:
         self.suspend()
+
+
+def _of_part(part: int, catalog: Catalog) -> Iterator[FrameInfo]:
+    """Yield one part of the pending frames that have it."""
+    for frame in catalog.pending:
+        for file in frame.files:
+            if file.number == part:
+                yield replace(frame, files=(file,))
 
 
 def _shared_lock(storage: Storage, path: str | os.PathLike[str]) -> Lock:
@@ -248,7 +249,7 @@ def _require_same_job(reader: ArchiveReader, n_parts: int) -> None:
 
 
 class WrittenPart(NamedTuple):
-    """A part of a frame, and the storage's data to list its files (`Storage.staged`)."""
+    """A part of a frame, and the storage's data to list its files (`Creation.commit`)."""
 
     part: FrameInfo
     files: Mapping[str, Any]

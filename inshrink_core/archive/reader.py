@@ -9,6 +9,7 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import takewhile
 from typing import Final
 
 from inshrink_core.archive.catalog import Catalog, is_archive_storage, load_catalog, parts_in_words
@@ -26,14 +27,17 @@ from inshrink_core.execution.files import NotRegularError
 from inshrink_core.frame import BlockEntry, FrameInfo, FrameKind, FramePart
 from inshrink_core.text import is_url
 
-_N_CACHED_INDICES: Final = 64
-"""Two chains of the usual 32 frames: walking one while writing another resolves each index once."""
-
 _CACHED_BLOCKS: Final = 1 << 19
-"""Limit on the blocks of all cached indices: about 100 MB. A larger index is cached alone."""
+"""Limit on the blocks of all open frames: about 200 MB. A frame with more is kept alone."""
+
+_FRAME_BLOCKS: Final = 256
+"""Blocks that take the memory of what an open frame has read ahead."""
 
 _WALK: Final = 2
 """After this many frames opened in order, the reader prefetches the following ones."""
+
+_N_AHEAD: Final = 64
+"""Frames to prefetch: two chains of the usual 32."""
 
 _FETCH: Final = "fetch the file from where the archive came from"
 
@@ -82,8 +86,8 @@ class ArchiveReader:
         self, storage: Storage, unlisted: Callable[[Catalog], Iterable[FrameInfo]] = lambda catalog: ()
     ) -> None:
         self.storage, self._unlisted = storage, unlisted
-        self._indices: OrderedDict[tuple[bytes, int], Mapping[int, FrameIndex]] = OrderedDict()
-        self._caching = threading.Lock()
+        self._opened: OrderedDict[tuple[bytes, int], FrameReader] = OrderedDict()
+        self._opening = threading.RLock()
         self._walked = (b"", 0)
         self.refresh()
 
@@ -211,11 +215,6 @@ class ArchiveReader:
     def nbytes(self) -> int:
         """Size of the manifest and of all live frames."""
         return self.manifest_nbytes + sum(frame.nbytes for frame in self.frames)
-
-    @property
-    def bytes_read(self) -> int:
-        """Bytes read from storage since opening, opening included."""
-        return self.storage.bytes_read
 
     def refresh(self) -> None:
         """Reload the archive."""
@@ -373,7 +372,9 @@ class ArchiveReader:
                 fetch(self.storage, spans)
 
     def frame(self, frame_id: bytes) -> FrameReader:
-        """Open a frame: read its header and index, and those of the frames it inherits from.
+        """Open a frame: read its header and index, and those of the frames it inherits from; cached.
+
+        O(chain) reads.
 
         Raises
         ------
@@ -384,36 +385,35 @@ class ArchiveReader:
         NotFoundError
             No frame has that id.
         """
-        return FrameReader(self.storage, self.info(frame_id), self.resolved(frame_id))
+        with self._opening:
+            info, pending = self.info(frame_id), list[FrameInfo]()
+            if self._known(info) is None:
+                chain = reversed(self.chain(frame_id))
+                pending += takewhile(lambda frame: self._known(frame) is None, chain)
+            self._fetch_indices(pending)
+            for frame in reversed(pending):
+                before = self.inherited(frame.kind, frame.parent_id, frame.n_parts)
+                indices = {
+                    part.number: self._read_index(frame, part, before.get(part.number))
+                    for part in frame.files
+                }
+                self._opened[frame.frame_id, frame.generation] = FrameReader(self.storage, frame, indices)
+                while self._n_blocks() > _CACHED_BLOCKS and len(self._opened) > 1:
+                    self._opened.popitem(last=False)
+            return self._opened[info.frame_id, info.generation]
 
-    def resolved(self, frame_id: bytes) -> Mapping[int, FrameIndex]:
-        """Return the index of each part of a frame, by part number, inheritance resolved.
+    def _n_blocks(self) -> int:
+        return sum(_FRAME_BLOCKS + len(opened.entries) for opened in self._opened.values())
 
-        O(chain) reads, cached.
-        """
-        pending: list[FrameInfo] = []
-        indices: Mapping[int, FrameIndex] | None = None
-        before = 0
-        for frame in reversed(self.chain(frame_id)):
-            indices = self._cached(frame)
-            if indices is not None:
-                before = frame.n_parts
-                break
-            pending.append(frame)
-        self._fetch_indices(pending)
-        for frame in reversed(pending):
-            inherits = frame.kind is FrameKind.DELTA and before == frame.n_parts
-            parents: Mapping[int, FrameIndex] = (indices if inherits else None) or {}
-            parts = frame.files
-            indices = {part.number: self._read_index(frame, part, parents.get(part.number)) for part in parts}
-            before = frame.n_parts
-            with self._caching:
-                self._indices[frame.frame_id, frame.generation] = indices
-                while len(self._indices) > 1 and sum(map(_weight, self._indices.values())) > _CACHED_BLOCKS:
-                    self._indices.popitem(last=False)
-        if indices is None:
-            raise NotFoundError(f"there is no frame {frame_id.hex()}", where=self.path)
-        return indices
+    def _known(self, frame: FrameInfo) -> FrameReader | None:
+        """Return a frame that is open already; its file may be another by now."""
+        key = frame.frame_id, frame.generation
+        opened = self._opened.get(key)
+        if opened is not None:
+            if opened.info.paths != frame.paths:
+                opened = self._opened[key] = FrameReader(self.storage, frame, opened.indices)
+            self._opened.move_to_end(key)
+        return opened
 
     def _fetch_indices(self, frames: Sequence[FrameInfo]) -> None:
         """Prefetch the ends of frames; if frames are opened in order, also those of the following frames."""
@@ -423,21 +423,14 @@ class ArchiveReader:
         self._walked = frames[0].frame_id, self._walked[1] + 1 if walks else 0
         if self._walked[1] >= _WALK and not has_ends(self.storage, frames[0].files):
             at = bisect_right(self.frames, frames[0].generation, key=lambda frame: frame.generation)
-            frames = [*frames, *self.frames[at : at + _N_CACHED_INDICES]]
+            frames = [*frames, *self.frames[at : at + _N_AHEAD]]
         self.fetch(frames)
 
     def inherited(self, kind: FrameKind, parent_id: bytes | None, n_parts: int) -> Mapping[int, FrameIndex]:
         """Return the indexes that a delta's parts inherit: its parent's, if that has as many parts."""
         if kind is FrameKind.KEYFRAME or parent_id is None or self.info(parent_id).n_parts != n_parts:
             return {}
-        return self.resolved(parent_id)
-
-    def _cached(self, frame: FrameInfo) -> Mapping[int, FrameIndex] | None:
-        with self._caching:
-            indices = self._indices.get((frame.frame_id, frame.generation))
-            if indices is not None:
-                self._indices.move_to_end((frame.frame_id, frame.generation))
-            return indices
+        return self.frame(parent_id).indices
 
     def _read_index(self, frame: FrameInfo, part: FramePart, parent: FrameIndex | None) -> FrameIndex:
         file = FrameFile.of(self.storage, part)
@@ -461,11 +454,6 @@ class ArchiveReader:
 def _spans(blocks: Iterable[tuple[FrameReader, BlockEntry]]) -> list[Span]:
     """Return the spans to prefetch for blocks; small blocks come with the index."""
     return [span for frame, entry in blocks if (span := frame.span(entry)) is not None]
-
-
-def _weight(indices: Mapping[int, FrameIndex]) -> int:
-    n_blocks = sum(len(index.entries) for index in indices.values())
-    return max(n_blocks, _CACHED_BLOCKS // _N_CACHED_INDICES)
 
 
 def is_archive(path: str | os.PathLike[str]) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
@@ -54,9 +53,6 @@ if TYPE_CHECKING:
 
 _Read = TypeVar("_Read")
 _Tensors: TypeAlias = tuple[tuple[TensorSpec, ...], Mapping[str, tuple[TensorSpec, ...]]]
-
-_MAX_CACHED_ENTRIES = 1 << 18
-"""Limit on the index entries of open frames: about 200 MB, or thousands of frames of a small model."""
 
 _DESCRIBED = TensorsInMemory({})
 """Source of a checkpoint description, which has specs but no values."""
@@ -155,7 +151,6 @@ class Archive(Mapping[int, Checkpoint]):
         self._states: dict[str, _State] | None = {} if keep_state else None
         self._keeps_values = keep_state
         self._attachments: dict[tuple[bytes, str], bytes] = {}
-        self._frames: OrderedDict[tuple[bytes, int, str], _OpenFrame] = OrderedDict()
         self._lock = threading.Lock()
         self._in_use = self._granted = 0
         self._windows: dict[bytes, Windows] = {}
@@ -206,9 +201,7 @@ class Archive(Mapping[int, Checkpoint]):
 
     def _view(self, *, keep_state: bool, limits: Limits, device: str) -> Archive:
         """Return another view that shares the frames already open."""
-        view = Archive(self.reader, keep_state=keep_state, limits=limits, device=device, bases=self.bases)
-        view._frames, view._lock = self._frames, self._lock
-        return view
+        return Archive(self.reader, keep_state=keep_state, limits=limits, device=device, bases=self.bases)
 
     @property
     def keeps_state(self) -> bool:
@@ -257,7 +250,7 @@ class Archive(Mapping[int, Checkpoint]):
     @property
     def bytes_read(self) -> int:
         """Bytes read from storage so far."""
-        return self.reader.bytes_read
+        return self.reader.storage.bytes_read
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -276,16 +269,11 @@ class Archive(Mapping[int, Checkpoint]):
         return self._rereading(self._frame, info).reader
 
     def _frame(self, info: FrameInfo) -> _OpenFrame:
-        with self._lock:
-            current = self.reader.info(info.frame_id)
-            known = (current.frame_id, current.generation, current.path)
-            if known not in self._frames:
-                self._frames[known] = _OpenFrame(self.reader.frame(current.frame_id), self.where(current))
-                while len(self._frames) > 1 and (
-                    sum(len(frame.reader.entries) for frame in self._frames.values()) > _MAX_CACHED_ENTRIES
-                ):
-                    self._frames.popitem(last=False)
-            return self._frames[known]
+        frame = self.reader.frame(info.frame_id)
+        if frame.derived is None:
+            frame.derived = _OpenFrame(frame, self.where(frame.info))
+        opened: _OpenFrame = frame.derived
+        return opened
 
     def base_of(self, info: FrameInfo) -> BaseRecord | None:
         """Return a frame's record of the base model it is encoded against; None for most frames."""

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Collection, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
-import msgpack
+import msgspec
 import zstandard
 from blake3 import blake3
 
@@ -171,8 +171,7 @@ def pack_layout(files: tuple[FileLayout, ...], aliases: Mapping[str, str], keys:
         "files": [[f.path, f.nbytes, f.kind, [*map(region, f.regions)], f.zip_entries] for f in files],
         "aliases": [[alias, index[key]] for alias, key in aliases.items() if key in index],
     }
-    packed: bytes = msgpack.packb(document)
-    return packed
+    return msgspec.msgpack.encode(document)
 
 
 def unpack_layout(
@@ -188,55 +187,60 @@ def unpack_layout(
     if len(content) > MAX_LAYOUT_NBYTES:
         raise DamagedError("the layout of the files is too large", where=where)
     try:
-        document = msgpack.unpackb(content)
-        files = tuple(_unpack_file(row, keys) for row in document["files"])
-        aliases = {str(alias): keys[_index(i)] for alias, i in document["aliases"]}
-    except (ValueError, TypeError, LookupError, RecursionError, msgpack.exceptions.UnpackException) as error:
+        document = msgspec.msgpack.decode(content, type=_Layout)
+        files = tuple(file.layout(keys) for file in document.files)
+        aliases = {alias: keys[i] for alias, i in document.aliases}
+    except (ValueError, LookupError, RecursionError) as error:
         raise DamagedError(f"the layout of the files is damaged ({error})", where=where) from error
     return files, aliases
 
 
-def _unpack_file(row: list[Any], keys: tuple[str, ...]) -> FileLayout:
-    """Parse one file, and check that its regions ascend and fit the file."""
-    path, nbytes, kind, regions, entries = row
-    layout = FileLayout(
-        path=str(path),
-        nbytes=_index(nbytes),
-        kind=str(kind),
-        regions=tuple(
-            Region(_index(offset), _index(length), tuple(_unpack_member(keys, *row) for row in members))
-            for offset, length, members in regions
-        ),
-        zip_entries=tuple(
-            ZipEntry(_index(offset), _index(length), tuple(map(_index, crcs)))
-            for offset, length, crcs in entries
-        ),
-    )
-    position = 0
-    for region in layout.regions:
-        if region.offset < position or region.offset + region.nbytes > layout.nbytes:
-            raise ValueError(f"a region of '{layout.path}' is outside the file or overlaps another")
-        position = region.offset + region.nbytes
-    for entry in layout.zip_entries:
-        ends = (entry.data_offset + entry.data_nbytes, *(at + 4 for at in entry.crc_offsets))
-        if max(ends) > layout.nbytes:
-            raise ValueError(f"a zip entry of '{layout.path}' is outside the file")
-    return layout
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+"""A position, a length or an index."""
 
 
-def _unpack_member(
-    keys: tuple[str, ...], at: Any, start: Any, stride: Any, box: tuple[Any, Any] | None = None
-) -> Member:
-    place = None if box is None else Box(*(tuple(map(_index, side)) for side in box))
-    strides = None if stride is None else tuple(map(_index, stride))
-    return Member(keys[_index(at)], _index(start), strides, place)
+class _Member(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """A stored `Member`; its tensor is an index into the keys."""
+
+    at: _Count
+    start: _Count
+    stride: tuple[_Count, ...] | None
+    box: tuple[tuple[_Count, ...], tuple[_Count, ...]] | None = None
 
 
-def _index(value: object) -> int:
-    """Return a non-negative integer; every value here is a position, a length or an index."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ValueError(f"expected a non-negative integer, found {value!r}")
-    return value
+class _File(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """A stored `FileLayout`."""
+
+    path: str
+    nbytes: _Count
+    kind: str
+    regions: tuple[tuple[_Count, _Count, tuple[_Member, ...]], ...]
+    zip_entries: tuple[tuple[_Count, _Count, tuple[_Count, ...]], ...]
+
+    def layout(self, keys: Sequence[str]) -> FileLayout:
+        """Return the layout, after a check that its regions ascend and fit the file."""
+        regions, position = [], 0
+        for offset, nbytes, rows in self.regions:
+            if offset < position or offset + nbytes > self.nbytes:
+                raise ValueError(f"a region of '{self.path}' is outside the file or overlaps another")
+            position = offset + nbytes
+            members = [Member(keys[m.at], m.start, m.stride, m.box and Box(*m.box)) for m in rows]
+            regions.append(Region(offset, nbytes, tuple(members)))
+        entries = tuple(ZipEntry(*entry) for entry in self.zip_entries)
+        for entry in entries:
+            ends = (entry.data_offset + entry.data_nbytes, *(at + 4 for at in entry.crc_offsets))
+            if max(ends) > self.nbytes:
+                raise ValueError(f"a zip entry of '{self.path}' is outside the file")
+        return FileLayout(
+            path=self.path, nbytes=self.nbytes, kind=self.kind, regions=tuple(regions), zip_entries=entries
+        )
+
+
+class _Layout(msgspec.Struct):
+    """The stored layout of all files."""
+
+    files: tuple[_File, ...]
+    aliases: tuple[tuple[str, _Count], ...]
 
 
 def tensor_digest(tensor: Tensor) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import shutil
 import stat
@@ -20,12 +21,7 @@ _WORK_SUFFIX: Final = ".work"
 
 _CACHED_NBYTES: Final = 1 << 19
 
-_NOT_BLOCKING: Final = (
-    getattr(os, "O_CLOEXEC", 0)
-    | getattr(os, "O_NONBLOCK", 0)
-    | getattr(os, "O_NOCTTY", 0)
-    | getattr(os, "O_BINARY", 0)
-)
+_NOT_BLOCKING: Final = os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 _NO_FILE: Final = (errno.ELOOP, errno.ENXIO, errno.EISDIR, errno.EMLINK)
 """Errors of opening forbidden symbolic links, pipes and sockets without readers, and folders."""
 
@@ -69,7 +65,7 @@ def open_regular(path: str | os.PathLike[str], flags: int = os.O_RDONLY, *, foll
     OSError
         The system refused.
     """
-    flags |= _NOT_BLOCKING | (0 if follow else getattr(os, "O_NOFOLLOW", 0))
+    flags |= _NOT_BLOCKING | (0 if follow else os.O_NOFOLLOW)
     try:
         with contextlib.suppress(FileNotFoundError):
             # Check before opening: opening some devices has side effects.
@@ -167,7 +163,7 @@ def require_free(path: Path, force: bool) -> None:
 
 def sync_path(path: Path) -> None:
     """Make the names in a folder durable, or the content of a file that a library wrote."""
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
         os.fsync(descriptor)
     finally:
@@ -267,14 +263,7 @@ def _remove_left(parent: Path) -> None:
 
 @contextlib.contextmanager
 def locked(folder: Path, *, wait: bool = True) -> Iterator[None]:
-    """Lock a folder; the lock ends with the process. Without system locks, only `wait=True` proceeds."""
-    try:
-        import fcntl
-    except ImportError as error:
-        if not wait:
-            raise OSError("there are no locks here") from error
-        yield
-        return
+    """Lock a folder; the lock ends with the process."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))

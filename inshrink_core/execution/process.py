@@ -46,9 +46,6 @@ _ALLOWED = frozenset(
     {
         # user and locale
         *("HOME", "LOGNAME", "USER", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR", "TEMP", "TMP"),
-        # required to start a process on Windows
-        *("APPDATA", "COMSPEC", "HOMEDRIVE", "HOMEPATH", "LOCALAPPDATA", "PATHEXT", "PROGRAMDATA"),
-        *("PROGRAMFILES", "SYSTEMDRIVE", "SYSTEMROOT", "USERNAME", "USERPROFILE", "WINDIR"),
         # locations of Python and its libraries, and encodings
         *(*SEARCH_PATHS, "PYTHONDONTWRITEBYTECODE", "PYTHONFAULTHANDLER", "PYTHONHASHSEED", "PYTHONHOME"),
         *("PYTHONIOENCODING", "PYTHONMALLOC", "PYTHONNOUSERSITE", "PYTHONPYCACHEPREFIX", "PYTHONUSERBASE"),
@@ -166,7 +163,7 @@ def start_python(
     directory
         Working directory; by default `empty_directory`.
     new_session
-        Put the child and its own children in one group, so that they can be killed together (POSIX).
+        Put the child and its own children in one group, so that they can be killed together.
     """
     return subprocess.Popen(
         [sys.executable, "-P", *arguments],
@@ -176,5 +173,5 @@ def start_python(
         encoding="utf-8",
         env=dict(environment),
         cwd=empty_directory() if directory is None else directory,
-        start_new_session=new_session and os.name == "posix",
+        start_new_session=new_session,
     )

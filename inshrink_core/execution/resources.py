@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -77,17 +78,13 @@ def _system_memory() -> int | None:
     fields = _fields(_PROC / "meminfo")
     if "MemAvailable" in fields:
         return fields["MemAvailable"] << 10
-    with contextlib.suppress(ValueError, OSError, AttributeError):
+    with contextlib.suppress(ValueError, OSError):
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return None
 
 
 def _address_space() -> int | None:
     """Return the memory left under RLIMIT_AS."""
-    try:
-        import resource
-    except ImportError:
-        return None
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit == resource.RLIM_INFINITY:
         return None

@@ -55,7 +55,7 @@ def test_small_blocks_with_the_same_bytes_are_stored_once(tmp_path):
 
 def test_opening_reads_the_manifest_alone(path):
     reader = ArchiveReader.open(path)
-    assert reader.bytes_read == reader.manifest_nbytes == (path / "inshrink-manifest").stat().st_size
+    assert reader.storage.bytes_read == reader.manifest_nbytes == (path / "inshrink-manifest").stat().st_size
 
 
 def test_keyframe_stands_alone_after_its_parent_is_gone(tmp_path):

@@ -164,7 +164,7 @@ def test_parts_of_different_frames_make_none(tmp_path):
     path = in_parts(tmp_path / "x", [PARTS[0], frame(1, 2, keys=("c", "d"), places=[0, 2])], manifest())
     reader = ArchiveReader.open(path)
     assert reader.frames == ()
-    assert ["another frame" in str(error) for _, error in reader.catalog.unreadable] == [True, True]
+    assert ["another frame" in str(error) for error in reader.catalog.faults] == [True, True]
 
 
 def test_the_number_of_parts_in_a_manifest_must_fit_its_columns(tmp_path):

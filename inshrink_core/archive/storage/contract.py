@@ -133,10 +133,12 @@ class Creation(AbstractContextManager["Creation", None]):
         """Append bytes; the caller may change the buffer afterwards."""
 
     @abstractmethod
-    def commit(self) -> None:
+    def commit(self) -> Any:
         """Make the whole object visible under its name.
 
-        Its bytes are durable then; its name is durable after `Storage.sync`.
+        Its bytes are durable then; its name is durable after `Storage.sync`. An object of
+        `Storage.create_once` may stay invisible until `Storage.gather`, which needs what is returned; that
+        can be pickled.
 
         Raises
         ------
@@ -364,10 +366,6 @@ class Storage(ABC):
     def create_once(self, path: str) -> Creation:
         """Begin an object of any size, with a name that no other writer uses again."""
         return self.create(path)
-
-    def staged(self, path: str) -> Any:
-        """Return the data that `gather` needs of an object created here; they can be pickled."""
-        return None
 
     def gather(self, staged: Mapping[str, Any], path: str, content: bytes, expected: Tag | None) -> None:
         """Replace an object that lists others, created by several processes; raises as `replace`."""

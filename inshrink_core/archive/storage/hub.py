@@ -114,8 +114,6 @@ class HubStorage(UploadedStorage):
         self.facts = {}
         self._commits: dict[tuple[str, str], str] = {}
         """The last commit that listed a path with a content: reads of older listings use that commit."""
-        self._staged: dict[str, Any] = {}
-        """Operations of the library, by path, whose bytes are uploaded."""
 
     @functools.cached_property
     def repository(self) -> Repository:
@@ -255,8 +253,8 @@ class HubStorage(UploadedStorage):
         checked(path)
         return NewObject.beside(self, lambda file: self._stage(path, file))
 
-    def _stage(self, path: str, file: IO[bytes]) -> None:
-        """Upload a file that a later commit, of any process, turns into an object."""
+    def _stage(self, path: str, file: IO[bytes]) -> Any:
+        """Upload a file; return the operation by which a commit, of any process, makes it an object."""
         with _hub_errors(self.name, path), _quietly():
             from huggingface_hub import CommitOperationAdd
 
@@ -268,11 +266,7 @@ class HubStorage(UploadedStorage):
             if addition.path_or_fileobj != b"":  # the Hub stores small files in git, as part of the commit
                 file.seek(0)
                 addition.path_or_fileobj = file.read()
-            self._staged[path] = addition
-
-    def staged(self, path: str) -> Any:
-        """Return the operation that turns an uploaded file into an object."""
-        return self._staged.pop(path, None)
+            return addition
 
     def gather(self, staged: Mapping[str, Any], path: str, content: bytes, expected: Tag | None) -> None:
         """Replace an object together with the objects it lists, in one commit."""
@@ -333,7 +327,7 @@ class HubStorage(UploadedStorage):
     def put(self, contents: Mapping[str, Any], gone: Iterable[str], head: str, message: str) -> str:
         """Write and delete objects in one commit, if the last commit is still `head`; return the new commit.
 
-        Contents are bytes, files, paths of files, or results of `staged`.
+        Contents are bytes, files, paths of files, or operations of the library.
 
         Raises
         ------

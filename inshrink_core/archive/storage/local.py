@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import shutil
 import stat
@@ -11,11 +12,11 @@ import time
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 from weakref import WeakKeyDictionary
 
 from inshrink_core.archive.storage.contract import Creation, Lock, RangeFile, Storage, Tag, checked, digest_of
-from inshrink_core.errors import LockedError, StorageError
+from inshrink_core.errors import LockedError
 from inshrink_core.execution.files import (
     NotRegularError,
     is_temporary,
@@ -28,12 +29,6 @@ from inshrink_core.execution.files import (
     temporary_path,
     write_durably,
 )
-
-fcntl: Any
-try:
-    import fcntl
-except ImportError:  # without flock, archives are read-only
-    fcntl = None
 
 LOCK_NAME: Final = "lock"
 _PID_NBYTES: Final = 32
@@ -297,8 +292,7 @@ def _remove_temporaries(folder: Path) -> None:
 def _try_lock(descriptor: int, *, shared: bool = False) -> bool:
     """Lock a file or folder unless another process has; return True if the system lacks such locks (NFS)."""
     try:
-        if fcntl is not None:
-            fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError:
@@ -321,8 +315,7 @@ def _is_locked(path: Path) -> bool:
 def _unlock(descriptor: int) -> None:
     """Unlock and close a file, which a child process being forked may also have open."""
     with contextlib.suppress(OSError):
-        if fcntl is not None:
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
     with contextlib.suppress(OSError):  # the lock ends even if the system reports an error
         os.close(descriptor)
 
@@ -342,8 +335,6 @@ def _file_lock(root: Path, *, shared: bool = False) -> Lock:
     LockedError
         Another process, or another writer of this process, holds the lock.
     """
-    if fcntl is None:
-        raise StorageError("archives can be written on systems with flock only", where=str(root))
     descriptor = open_regular(root / LOCK_NAME, os.O_RDWR | os.O_CREAT, follow=False)
     try:
         fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
@@ -390,5 +381,4 @@ def _forget_locks() -> None:
                 os.close(descriptor)
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_locks)
+os.register_at_fork(after_in_child=_forget_locks)

@@ -47,9 +47,6 @@ _IN_FLIGHT_NBYTES: Final = 256 << 20
 _LISTED_AT_ONCE: Final = 1000
 """The page size of all stores."""
 
-_IN_MEMORY_NBYTES: Final = 8 << 20
-"""Larger files are memory-mapped instead of read."""
-
 _N_ATTEMPTS: Final = 6
 _PAUSE_S: Final = 0.1
 _PATIENCE_S: Final = 10.0
@@ -533,9 +530,6 @@ def _token(file: IO[bytes], nbytes: int) -> bytes:
 
 
 def _as_buffer(file: IO[bytes], nbytes: int) -> Any:
-    """Return the content of a file to send; a large file is memory-mapped."""
-    file.seek(0)
-    if nbytes <= _IN_MEMORY_NBYTES:
-        return file.read()
-    # Closed with its last reference: the client may use it a moment longer.
-    return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    """Return the memory-mapped content of a file to send."""
+    # Closed with its last reference: the client may use it a moment longer. Nothing cannot be mapped.
+    return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if nbytes else b""

@@ -542,7 +542,7 @@ class NewObject(Creation):
         self._write, self._give, self._drop = write, give, drop
 
     @classmethod
-    def beside(cls, storage: Storage, give: Callable[[IO[bytes]], None]) -> NewObject:
+    def beside(cls, storage: Storage, give: Callable[[IO[bytes]], object]) -> NewObject:
         """Return an object in an unnamed file, beside the upload queue of a storage."""
         folder = queue_folder(storage.name).parent
         make_folders(folder)
@@ -553,10 +553,10 @@ class NewObject(Creation):
         """Append bytes."""
         self._write(content)
 
-    def commit(self) -> None:
+    def commit(self) -> Any:
         """Turn the file into an object."""
         try:
-            self._give()
+            return self._give()
         finally:
             self._drop()
 
