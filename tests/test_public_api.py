@@ -28,7 +28,7 @@ REPORTS = ("Comparison", "Moved", "Profile", "Trajectory", "TrainingResult", "Ve
 VERBS = [
     (package, name)
     for package, name in NAMES
-    if not name.endswith(("Report", "Event", "Inventory", "Bounds", "Gain", "Rehearsal", *REPORTS))
+    if not name.endswith(("Report", "Event", "Inventory", "Bounds", "Rehearsal", *REPORTS))
     and name not in ("Task", "task_names")
 ]
 

@@ -1,7 +1,5 @@
 """Codecs as they are named for a bench, what of them is swept and measured, and what stands in its table."""
 
-import sys
-
 import pytest
 
 from inshrink_core.codec import codec_names, get_codec
@@ -9,7 +7,6 @@ from inshrink_core.codecs.variants import Variant, choose_variants
 from inshrink_core.errors import ConfigError, InputError
 from inshrink_lab.bench.benchmark import sweep
 from inshrink_lab.bench.report import Bound, Point, choose_row, parse_bounds
-from tests.processes import ran
 
 
 def test_every_codec_for_weights_is_measured_by_default():
@@ -176,24 +173,3 @@ def test_bounds_are_read_in_order_and_once():
 def test_what_bounds_nothing_is_refused(text):
     with pytest.raises(InputError):
         parse_bounds(text)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has a high-water mark that can be reset")
-def test_the_peak_is_of_what_was_taken_even_if_given_back():
-    """In a process of its own: threads of other tests give back memory when they like."""
-    program = """
-from inshrink_lab.bench.measure import PeakMemory
-
-before = bytearray(48 << 20)
-del before
-with PeakMemory() as first:
-    block = bytearray(b"x") * (32 << 20)
-    del block
-with PeakMemory() as second:
-    pass
-print(first.nbytes, second.nbytes)
-"""
-    reported = ran(sys.executable, "-P", "-c", program)
-    first, second = map(int, reported.stdout.split())
-    assert 31 << 20 < first < 40 << 20
-    assert second < 4 << 20
