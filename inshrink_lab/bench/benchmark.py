@@ -132,7 +132,6 @@ class _Session:
     measured: int = 0
     resumed: int = 0
     begun: float = field(default_factory=time.perf_counter)
-    _warm: set[str] = field(default_factory=set)
     _done: int = 0
     _total: int = 0
 
@@ -154,15 +153,9 @@ class _Session:
         return report if folder is None else report.write(folder)
 
     def _measured(self, variant: Variant, value: float | None) -> Point:
-        """Return a point of a codec; compile its kernels before the first measurement."""
-
-        def fresh(evaluated: Callable[[int], None]) -> Point:
-            if variant.label not in self._warm:
-                self.measurer.warm_up(variant, value)
-                self._warm.add(variant.label)
-            return self.measurer.measure(variant, value, evaluated)
-
-        return self._point(variant.label, self.measurer.key(variant, value), fresh)
+        """Return a point of a codec."""
+        measure = partial(self.measurer.measure, variant, value)
+        return self._point(variant.label, self.measurer.key(variant, value), measure)
 
     def _point(
         self, label: str, key: dict[str, Any], measure: Callable[[Callable[[int], None]], Point]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -21,18 +20,14 @@ from inshrink_core.verbs.compress import compress
 from inshrink_lab.bench.report import REPEAT, Point
 
 if TYPE_CHECKING:
+    from inshrink_core.chain.sizes import ArchiveSize
     from inshrink_core.formats import Run
 
 
 # Version of a point's key and of the measurement.
 _VERSION: Final = 4
 
-_MEGA: Final = 1e6
-
 _SCRATCH: Final = "inshrink-bench-"
-
-# A keyframe and a delta, which compile all kernels.
-_WARM_STEPS: Final = 2
 
 
 @dataclass(frozen=True)
@@ -67,8 +62,7 @@ class Measurer:
 
         Notes
         -----
-        The key excludes device and threads, because they do not change the bytes. A reused point has the
-        speeds of its original measurement.
+        The key excludes device and threads, because they do not change the bytes.
         """
         key: dict[str, Any] = {
             "version": _VERSION,
@@ -88,13 +82,6 @@ class Measurer:
             }
         return key
 
-    def warm_up(self, variant: Variant, value: float | None) -> None:
-        """Compress and decode two steps, so that the measurement excludes compilation."""
-        with tempfile.TemporaryDirectory(prefix=_SCRATCH) as scratch:
-            target = Path(scratch) / "warm.inshrink"
-            self._compress(variant, value, target, self.steps[:_WARM_STEPS])
-            _decode(Archive.open(target).on(self.device), self.steps[:_WARM_STEPS])
-
     def measure(self, variant: Variant, value: float | None, evaluated: Callable[[int], None]) -> Point:
         """Return the point of one configuration.
 
@@ -107,23 +94,14 @@ class Measurer:
         """
         with tempfile.TemporaryDirectory(prefix=_SCRATCH) as scratch:
             target = Path(scratch) / "bench.inshrink"
-            report = self._compress(variant, value, target, self.steps)
-            begun = time.perf_counter()
-            nbytes = _decode(Archive.open(target).on(self.device), self.steps)
-            decode_seconds = time.perf_counter() - begun
-            begun = time.perf_counter()
-            _decode(Archive.open(target).on(self.device), self.steps[-1:])
-            restore_seconds = time.perf_counter() - begun
+            size = self._compressed(variant, value, target)
             figures, failure = self._evaluated(target, evaluated)
         return Point(
             codec=variant.label,
             config=variant.config(value).settings(),
             tunable=value,
-            ratio_weights=report.size.ratio_weights,
-            ratio_total=report.size.ratio_total,
-            encode_mb_per_s=report.mb_per_s,
-            decode_mb_per_s=nbytes / _MEGA / decode_seconds,
-            restore_seconds=restore_seconds,
+            ratio_weights=size.ratio_weights,
+            ratio_total=size.ratio_total,
             failure=failure,
             **self._summary(figures, figures),
         )
@@ -155,18 +133,20 @@ class Measurer:
             "divergences": tuple(item.divergence for item in figures),
         }
 
-    def _compress(self, variant: Variant, value: float | None, target: Path, steps: Sequence[int]) -> Any:
-        return compress(
+    def _compressed(self, variant: Variant, value: float | None, target: Path) -> ArchiveSize:
+        report: Any = compress(
             self.run,
             target,
             codec=variant.codec,
             config=variant.config(value),
             optimizer=variant.optimizer(self.request.optimizer),
             keyframe_every=self.request.keyframe_every,
-            steps=steps,
+            steps=self.steps,
             device=self.device,
             threads=self.request.threads,
         )
+        size: ArchiveSize = report.size
+        return size
 
     def _evaluated(self, target: Path, evaluated: Callable[[int], None]) -> tuple[list[Figures], str]:
         """Evaluate the restored steps; a state that the evaluator refuses breaks every bound."""
@@ -180,17 +160,6 @@ class Measurer:
         except EvaluatorError as error:
             return [], str(error)
         return figures, ""
-
-
-def _decode(archive: Archive, steps: Sequence[int]) -> int:
-    """Decode steps in order, each frame once; return their raw size."""
-    walk, nbytes = archive.sequential(), 0
-    for step in steps:
-        checkpoint = walk[step]
-        for spec in checkpoint.specs:
-            checkpoint.source.read(spec)
-        nbytes += checkpoint.raw_bytes()
-    return nbytes
 
 
 def _all_known(summary: Callable[[Sequence[float]], float], values: Sequence[float | None]) -> float | None:

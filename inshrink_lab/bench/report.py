@@ -50,12 +50,6 @@ class Point(Report):
         Largest value of any step.
     mean_divergence
         Mean divergence over the steps, in nats.
-    encode_mb_per_s
-        Raw megabytes (10^6 bytes) encoded per second, including reading, digests and writing.
-    decode_mb_per_s
-        Raw megabytes (10^6 bytes) decoded per second, including reading.
-    restore_seconds
-        Time to open the archive and decode its last step into memory.
     drops, divergences
         A value per step.
     failure
@@ -72,9 +66,6 @@ class Point(Report):
     max_drop: float | None = None
     max_divergence: float | None = None
     mean_divergence: float | None = None
-    encode_mb_per_s: float | None = None
-    decode_mb_per_s: float | None = None
-    restore_seconds: float | None = None
     drops: tuple[float | None, ...] = ()
     divergences: tuple[float | None, ...] = ()
     failure: str = ""
@@ -183,8 +174,7 @@ class BoundRow(Report):
     KEYS: ClassVar = (
         "codec bound_kind=bound.kind bound=bound.limit kept ratio_weights=keeping.ratio_weights "
         "ratio_total=keeping.ratio_total max_drop=point.max_drop mean_divergence=point.mean_divergence "
-        "config=point.config encode_mb_per_s=point.encode_mb_per_s decode_mb_per_s=point.decode_mb_per_s "
-        "restore_seconds=point.restore_seconds"
+        "config=point.config"
     )
 
     @property

@@ -16,7 +16,7 @@ from tests.runs import write_run
 
 KEYS = [
     *("codec", "bound_kind", "bound", "kept", "ratio_weights", "ratio_total", "max_drop", "mean_divergence"),
-    *("config", "encode_mb_per_s", "decode_mb_per_s", "restore_seconds"),
+    "config",
 ]
 
 
@@ -84,7 +84,6 @@ def test_a_row_for_each_codec_and_bound_the_stale_copy_among_them(judged):
     assert lossless["max_drop"] == 0
     assert uniform["ratio_weights"] > lossless["ratio_weights"] > 1
     for row in (lossless, uniform):
-        assert min(row["encode_mb_per_s"], row["decode_mb_per_s"], row["restore_seconds"]) > 0
         assert row["config"]
 
 
