@@ -22,7 +22,7 @@ NAMES = [
     for name in import_module(package).__all__
     if not inspect.ismodule(getattr(import_module(package), name))
 ]
-REPORTS = ("Comparison", "Moved", "Profile", "Trajectory", "TrainingResult", "Verification")
+REPORTS = ("Comparison", "Moved", "Profile", "TrainingResult", "Verification")
 """Beside those whose names end in what they are."""
 
 VERBS = [

@@ -28,7 +28,7 @@ import inshrink_core
 from inshrink_core.analysis.anatomy import Anatomy, ValueHistogram, anatomy, value_histogram
 from inshrink_core.analysis.movement import Moved
 from inshrink_core.analysis.movement import moved_between as movement
-from inshrink_core.analysis.trajectory import trajectory
+from inshrink_core.chain import Archive
 from inshrink_core.codec import DEFAULT_CODEC, QUANTIZED, weight_codecs
 from inshrink_core.errors import InshrinkError
 from inshrink_core.text import spread
@@ -151,13 +151,17 @@ def moved_since(subject: Subject, tensor: str, step: int) -> float | None:
     ServiceError
         The tensor cannot be read.
     """
-    steps = subject.steps[max(0, subject.steps.index(step) - 1) : subject.steps.index(step) + 1]
+    place = subject.steps.index(step)
+    if place == 0:
+        return None
 
-    def follow() -> float:
-        return float(trajectory(engine_of(subject)[0], tensor, steps=steps).relative_movement[-1])
+    def measure() -> float | None:
+        engine: Any = engine_of(subject)[0]
+        view = engine.sequential() if isinstance(engine, Archive) else engine
+        found = movement(view[subject.steps[place - 1]], view[step], [tensor]).tensors.get(tensor)
+        return None if found is None else found[1].relative
 
-    moved = answered(("movement", str(subject.path), engine_of(subject)[1], tensor, steps), follow)
-    return moved if np.isfinite(moved) else None
+    return answered(("movement", str(subject.path), engine_of(subject)[1], tensor, step), measure)
 
 
 def diff_cost(subject: Subject) -> int:

@@ -154,7 +154,10 @@ def _levels_text(seen: Anatomy) -> str:
 def code(shown: Subject, tensor: str, step: int, metric: str) -> None:
     """Draw the command closest to the panel, and Python lines that give exactly its data."""
     path, way = str(shown.path), _way(shown, step)
-    opened, arguments = repr(path), f"run, {step}, {tensor!r}"
+    opened, arguments, moved = repr(path), f"run, {step}, {tensor!r}", ""
+    if place := shown.steps.index(step):
+        between = f"run[{shown.steps[place - 1]}], run[{step}], [{tensor!r}]"
+        moved = f"\nprint(inshrink_core.analysis.moved_between({between}).tensors)"
     if way == services.ARCHIVE and shown.kind == "run" and shown.archive is not None:
         opened = repr(str(shown.archive.path))
         arguments += f", against={path!r}"
@@ -164,8 +167,7 @@ def code(shown: Subject, tensor: str, step: int, metric: str) -> None:
         f"inshrink sensitivity {shlex.quote(path)} --metric {metric} --by tensor --steps {step}",
         f"import inshrink_core\n\nrun = inshrink_core.open({opened})\n"
         f"seen = inshrink_core.analysis.anatomy({arguments})\n"
-        "print(seen.bits_per_weight, seen.entropy, seen.histogram.parts)\n"
-        f"print(inshrink_core.analysis.trajectory(run, {tensor!r}).relative_movement)",
+        f"print(seen.bits_per_weight, seen.entropy, seen.histogram.parts){moved}",
     )
 
 
