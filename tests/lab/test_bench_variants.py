@@ -21,12 +21,12 @@ def test_the_middle_lies_between_or_is_one_of_two_neighbours():
 
 
 def test_settings_that_are_held_are_in_every_config_and_in_the_label():
-    variant = Variant.parse("excp:coder=rans,bits=3")
+    variant = Variant("excp", {"coder": "rans", "bits": 3})
     assert variant.label == "excp:coder=rans,bits=3"
     held = {(config.coder, config.bits, config.keyframe) for config in variant.configs()}
     assert held == {("rans", 3, "quantized")}
     assert len({config.alpha for config in variant.configs()}) == len(variant.tunable.values)
-    assert Variant.parse("excp:keyframe=exact").configs()[0].keyframe == "exact"
+    assert Variant("excp", {"keyframe": "exact"}).configs()[0].keyframe == "exact"
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_settings_that_are_held_are_in_every_config_and_in_the_label():
     [("lossless", get_codec("lossless")()), ("inshrinkerator:bins=12", get_codec("inshrinkerator")(bins=12))],
 )
 def test_without_a_tunable_or_where_it_is_held_there_is_nothing_to_sweep(text, config):
-    variant, model = Variant.parse(text), Model()
+    (variant,), model = choose_variants(text), Model()
     assert (variant.tunable, variant.configs()) == (None, (config,))
     assert len(sweep(variant, bounds(0.1), model, refine=3)) == 1
     assert model.asked == [None]
@@ -56,7 +56,7 @@ def test_what_names_no_codec_or_setting_is_refused_before_anything_is_measured(t
 
 def test_moments_are_kept_for_codecs_with_a_rule_of_their_own():
     assert Variant("excp").optimizer("drop") == "exact"
-    assert Variant.parse("excp:moments=exact").optimizer("drop") == "drop"
+    assert Variant("excp", {"moments": "exact"}).optimizer("drop") == "drop"
     assert Variant("uniform").optimizer("drop") == "drop"
     assert Variant("excp").optimizer("compressed") == "compressed"
 
