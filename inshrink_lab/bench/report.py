@@ -12,7 +12,6 @@ from typing import Any, ClassVar, Final
 from inshrink_core.errors import InputError
 from inshrink_core.execution.results import write_atomic
 from inshrink_core.report import Part, Report, Table
-from inshrink_core.search.bounds import Bounds, Figures
 from inshrink_core.text import UNKNOWN, duration, limit_text, nats, percent, ratio, steps_in_short
 
 REPEAT: Final = "repeat"
@@ -111,9 +110,8 @@ class Bound:
 
     def holds(self, point: Point) -> bool:
         """Return whether a point is within the bound; unknown values are not."""
-        bounds = Bounds(**{f"max_{self.kind}": self.limit})
-        figures = Figures(drop=point.max_drop, divergence=point.mean_divergence)
-        return self.figure(point) is not None and bounds.check(figures).within
+        figure = self.figure(point)
+        return figure is not None and figure <= self.limit
 
 
 DEFAULT_BOUNDS = (
