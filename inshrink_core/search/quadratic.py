@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 import numpy as np
 
-from inshrink_core.chain import ChainConfig
 from inshrink_core.checkpoint import Checkpoint, TensorRole, TensorSpec
 from inshrink_core.search.trials import Trial
 from inshrink_core.values import magnitudes
@@ -103,37 +102,10 @@ DROP_PER_NAT: Final = 1.2
 """Ratio of the worst step's drop to its divergence: median over the same rows, which range from .5 to 16
 because metrics differ."""
 
-# Minimum number of values for a meaningful rank correlation.
-_FEWEST: Final = 3
-
 _LEAST: Final = 1e-300
 """Stand-in for a damage of zero, which has no logarithm."""
 
 T = TypeVar("T")
-
-
-def prior_of(chain: ChainConfig, relative_error: float) -> tuple[float, float]:
-    """Return the expected drop and divergence (nats) of a chain's worst step, judged by other runs.
-
-    The drop is `DROP_PER_NAT` times the divergence, which is a multiple of the squared relative error; for a
-    lattice, of its squared coarseness.
-
-    Parameters
-    ----------
-    chain
-        The configuration.
-    relative_error
-        ``sqrt(Σ e² / Σ w²)`` over the weights, at the worst step.
-
-    Examples
-    --------
-    >>> from inshrink_core.codec import get_codec
-    >>> qd = get_codec("qd")
-    >>> prior_of(ChainConfig(config=qd()), 0.0)
-    (0.0, 0.0)
-    """
-    divergence = chain.config.expected_divergence(relative_error)
-    return DROP_PER_NAT * divergence, divergence
 
 
 class Curve(NamedTuple):

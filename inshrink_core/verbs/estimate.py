@@ -598,10 +598,11 @@ def _estimate(sample: _Sample, asked: _Config, request: Estimate) -> EstimateRep
 
 def _figures(calibration: Calibration, chain: ChainConfig, rows: Sequence[_Row]) -> tuple[float | None, ...]:
     """Return drop and divergence of the worst step, from trials if available."""
-    from inshrink_core.search.quadratic import prior_of
+    from inshrink_core.search.quadratic import DROP_PER_NAT
 
     if not calibration.n_trials:
-        return prior_of(chain, max(row.relative_error for row in rows))
+        divergence = chain.config.expected_divergence(max(row.relative_error for row in rows))
+        return DROP_PER_NAT * divergence, divergence
     found = (
         [calibration.predict(figure, row.step, row.damage) for row in rows]
         for figure in ("drop", "divergence")
