@@ -152,16 +152,9 @@ def moved_since(subject: Subject, tensor: str, step: int) -> float | None:
         The tensor cannot be read.
     """
     place = subject.steps.index(step)
-    if place == 0:
-        return None
-
-    def measure() -> float | None:
-        engine: Any = engine_of(subject)[0]
-        view = engine.sequential() if isinstance(engine, Archive) else engine
-        found = movement(view[subject.steps[place - 1]], view[step], [tensor]).tensors.get(tensor)
-        return None if found is None else found[1].relative
-
-    return answered(("movement", str(subject.path), engine_of(subject)[1], tensor, step), measure)
+    before = subject.steps[max(0, place - 1)]
+    found = moved_between(subject, before, step, (tensor,)).tensors.get(tensor) if place else None
+    return None if found is None else found[1].relative
 
 
 def diff_cost(subject: Subject) -> int:
@@ -169,8 +162,8 @@ def diff_cost(subject: Subject) -> int:
     return 2 * _nbytes_of(subject)
 
 
-def moved_between(subject: Subject, first: int, second: int) -> Moved:
-    """Return the change of every tensor between two steps.
+def moved_between(subject: Subject, first: int, second: int, only: tuple[str, ...] | None = None) -> Moved:
+    """Return the change of every tensor, or of some, between two steps.
 
     Raises
     ------
@@ -180,9 +173,10 @@ def moved_between(subject: Subject, first: int, second: int) -> Moved:
 
     def measure() -> Moved:
         engine: Any = engine_of(subject)[0]
-        return movement(engine[first], engine[second])
+        view = engine.sequential() if isinstance(engine, Archive) else engine
+        return movement(view[first], view[second], only)
 
-    return answered(("moved", str(subject.path), engine_of(subject)[1], first, second), measure)
+    return answered(("moved", str(subject.path), engine_of(subject)[1], first, second, only), measure)
 
 
 def other_runs(subject: Subject) -> tuple[Path, ...]:
