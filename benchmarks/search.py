@@ -52,7 +52,6 @@ def measure(run: inshrink_core.Run, codec: str, folder: Path, **judge: Any) -> d
         "bounded_seconds": (report.seconds, None),
         "time_factor": (report.seconds / seconds, None),
         "time_factor_without_evaluator": ((report.seconds - promise.evaluator_seconds) / seconds, 10),
-        "rank_correlation": (hindsight.rank_correlation, None),
     }
 
 

@@ -32,7 +32,7 @@ from inshrink_core.checkpoint import (
     TensorSpec,
 )
 from inshrink_core.errors import ExistsError, InputError, NotFiniteError
-from inshrink_core.evaluate import Evaluator, EvaluatorRequest
+from inshrink_core.evaluate import EvaluatorRequest
 from inshrink_core.execution.progress import Progress
 from inshrink_core.execution.resources import Limits
 from inshrink_core.formats import Run
@@ -55,7 +55,6 @@ REPORT_FILE: Final = "average.json"
 
 _WEIGHTS: Final = ("uniform", "ema")
 _BUDGET: Final = 600
-_MAX_SHOWN: Final = 12
 _N_PARENTS: Final = 12
 _LARGEST_CHANGE: Final = 0.3
 _SMALLEST_CHANGE: Final = 0.005
@@ -76,13 +75,10 @@ class Evaluated:
         ``last`` (the last step unchanged), ``uniform``, ``ema``, ``search`` or ``given``.
     value
         Metric on the data of the search.
-    held_out
-        Metric by ``--held-out``; None without it.
     """
 
     name: str
     value: float
-    held_out: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,8 +155,6 @@ class Average(Stepping, EvaluatorRequest, Opening, Request[AverageReport]):
         Maximum number of candidates.
     seed
         Seed of random choices.
-    held_out
-        An evaluator on other data, for the result and the baselines; it does not affect the search.
     layout
         File layout to write; same: that of the last step.
     force
@@ -205,7 +199,6 @@ class Average(Stepping, EvaluatorRequest, Opening, Request[AverageReport]):
     search: bool = False
     budget: Annotated[int | None, Option(least=1)] = None
     seed: int = 0
-    held_out: Annotated[str | None, Option(metavar="FILE.py:FUNCTION|NAME")] = None
     layout: Annotated[str, Option(("--format",), metavar="same|safetensors|torch")] = "same"
     force: bool = False
 
@@ -276,8 +269,6 @@ class Average(Stepping, EvaluatorRequest, Opening, Request[AverageReport]):
             raise InputError("--search and --weights exclude each other", remedy="give one of them")
         if self.budget is not None and not self.search:
             raise InputError("--budget goes with --search", remedy="add --search")
-        if self.held_out is not None and self.evaluator is None and not self.search:
-            raise InputError("a held-out evaluator without an evaluator", remedy="give --evaluator too")
         if not 0 < self.decay < 1:
             raise InputError(f"a decay of {self.decay:g}", expected="more than 0, less than 1")
 
@@ -506,10 +497,6 @@ class _Scorer:
         source = chain.source
         run = source if isinstance(source, Run) else None
         self._evaluator = stack.enter_context(request.resolve(run))
-        self._held_out: Evaluator | None = None
-        if request.held_out is not None:
-            other = replace(request, evaluator=request.held_out)
-            self._held_out = stack.enter_context(other.resolve(run))
         n_values = sum(spec.numel for spec in chain.averaged.values())
         needed = _SEARCHED_NBYTES * n_values * (len(chain.steps) + 1) + chain.last.raw_bytes()
         limits.require_memory(needed, "holding the weights of all steps", chain.last.origin)
@@ -520,7 +507,7 @@ class _Scorer:
             for key in chain.averaged
         }
         self._specs = chain.averaged
-        self._values: dict[tuple[int, tuple[float, ...]], float] = {}
+        self._values: dict[tuple[float, ...], float] = {}
         self.metric, self.direction = "", Direction.LOWER
         self.rows: tuple[Evaluated, ...] = ()
 
@@ -536,27 +523,25 @@ class _Scorer:
         specs = tuple(spec for spec in self._last.specs if spec.key in state)
         return replace(self._last, specs=specs, files=(), source=TensorsInMemory(state))
 
-    def _value(self, evaluator: Evaluator, coefficients: Sequence[float]) -> float:
-        asked = (id(evaluator), tuple(coefficients))
+    def _value(self, coefficients: Sequence[float]) -> float:
+        asked = tuple(coefficients)
         if asked not in self._values:
-            found = evaluator.evaluate(self._combined(coefficients))
+            found = self._evaluator.evaluate(self._combined(coefficients))
             self._values[asked] = found.value
-            if evaluator is self._evaluator:
-                self.metric, self.direction = found.metric, found.direction
+            self.metric, self.direction = found.metric, found.direction
         return self._values[asked]
 
     def cost(self, coefficients: Sequence[float]) -> float:
         """Return the metric of a combination, negated if higher is better."""
         try:
-            value = self._value(self._evaluator, coefficients)
+            value = self._value(coefficients)
         except NotFiniteError:
             return math.inf
         return self.direction.cost(value)
 
     def row(self, name: str, coefficients: Sequence[float]) -> Evaluated:
         """Return the evaluators' results for a combination."""
-        other = None if self._held_out is None else self._value(self._held_out, coefficients)
-        return Evaluated(name=name, value=self._value(self._evaluator, coefficients), held_out=other)
+        return Evaluated(name=name, value=self._value(coefficients))
 
 
 def _write_report(file: IO[bytes], report: AverageReport) -> None:

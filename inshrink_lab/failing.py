@@ -243,18 +243,34 @@ def train_restored(
         _remove_archive(archive)
         archive.parent.mkdir(parents=True, exist_ok=True)
         training = Training(setup, seed, seed)
-        failing = _Failing(setup, archive, chain, checked, training)
+        saver, waited = open_saver(archive, training, chain, checked), 0.0
+
+        def at_save(training: Training, step: int) -> Training:
+            """Save; return the training to continue with, which after a failure comes from the archive."""
+            nonlocal saver, waited
+            asked = time.perf_counter()
+            saver.save(step, _generator_states(setup.device))
+            waited += time.perf_counter() - asked
+            if step not in setup.restored_at:
+                return training
+            saver.close()
+            restored = Training(setup, seed, _WRONG_SEED)
+            saver = open_saver(archive, restored, chain, checked)
+            saver.restore(step)
+            _set_generator_states(saver.extra, setup.device)
+            return restored
+
         try:
-            result = _train(setup, training, failing.at_save, on_step, failing.record)
-            failing.saver.close()
+            result = _train(setup, training, at_save, on_step, lambda: saver.record())
+            saver.close()
         except BaseException:
             with contextlib.suppress(InshrinkError):
-                failing.saver.close()
+                saver.close()
             raise
         size = archive_size(Archive.open(archive))
         return replace(
             result,
-            save_seconds=failing.waited,
+            save_seconds=waited,
             raw_weights=size.raw_weights,
             weights_nbytes=size.weights_nbytes,
             raw_total=size.raw_total,
@@ -295,41 +311,6 @@ def perturb(model: nn.Module, generator: torch.Generator) -> None:
         upwards = torch.rand(weight.shape, generator=generator).to(weight.device) < 0.5
         limit = torch.where(upwards, torch.inf, -torch.inf).to(weight.dtype)
         weight.copy_(torch.nextafter(weight, limit))
-
-
-class _Failing:
-    """Saves a training, and lets it fail at the steps of the setup."""
-
-    def __init__(
-        self,
-        setup: Setup,
-        archive: Path,
-        chain: ChainConfig,
-        checked: CheckedWriter | None,
-        training: Training,
-    ) -> None:
-        self._setup, self._how = setup, (chain, checked)
-        self._archive = archive
-        self.waited = 0.0
-        self.saver = open_saver(archive, training, *self._how)
-
-    def record(self) -> None:
-        """Let the saver record the gradients of a step."""
-        self.saver.record()
-
-    def at_save(self, training: Training, step: int) -> Training:
-        """Save; return the training to continue with, which after a failure comes from the archive."""
-        asked = time.perf_counter()
-        self.saver.save(step, _generator_states(self._setup.device))
-        self.waited += time.perf_counter() - asked
-        if step not in self._setup.restored_at:
-            return training
-        self.saver.close()
-        restored = Training(self._setup, training.seed, _WRONG_SEED)
-        self.saver = open_saver(self._archive, restored, *self._how)
-        self.saver.restore(step)
-        _set_generator_states(self.saver.extra, self._setup.device)
-        return restored
 
 
 def _generator_states(device: str) -> dict[str, Any]:

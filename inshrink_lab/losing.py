@@ -119,7 +119,7 @@ class PartialRehearsal(Report):
 
     KEYS: ClassVar = (
         "task metric direction codec config optimizer lose budget device archive_bytes failures whole "
-        "partial chance fewer fewer_beyond_chance fewer_by_seed"
+        "partial chance fewer fewer_beyond_chance"
     )
 
     @property
@@ -146,19 +146,6 @@ class PartialRehearsal(Report):
     def fewer_beyond_chance(self) -> float:
         """The same share after subtracting the steps that are counted without a loss."""
         return 1 - (self.partial - self.chance) / self.whole
-
-    @property
-    def fewer_by_seed(self) -> tuple[float, ...]:
-        """`fewer` of each training."""
-        seeds = dict.fromkeys(failure.seed for failure in self.failures)
-        separate = ([item for item in self.failures if item.seed == seed] for seed in seeds)
-        return tuple(
-            1 - sum(item.partial for item in some) / sum(item.whole for item in some) for some in separate
-        )
-
-
-def _lost(failure: PartialFailure) -> tuple[str, str]:
-    return str(failure.whole), f"{'' if failure.reached else '≥ '}{failure.partial}"
 
 
 def rehearse_partial(

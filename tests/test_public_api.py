@@ -22,13 +22,13 @@ NAMES = [
     for name in import_module(package).__all__
     if not inspect.ismodule(getattr(import_module(package), name))
 ]
-REPORTS = ("Comparison", "Moved", "Profile", "Trajectory", "TrainingResult", "Verification")
+REPORTS = ("Comparison", "Moved", "Profile", "TrainingResult", "Verification")
 """Beside those whose names end in what they are."""
 
 VERBS = [
     (package, name)
     for package, name in NAMES
-    if not name.endswith(("Report", "Event", "Inventory", "Bounds", "Gain", "Rehearsal", *REPORTS))
+    if not name.endswith(("Report", "Event", "Inventory", "Bounds", "Rehearsal", *REPORTS))
     and name not in ("Task", "task_names")
 ]
 

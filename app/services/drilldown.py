@@ -28,7 +28,7 @@ import inshrink_core
 from inshrink_core.analysis.anatomy import Anatomy, ValueHistogram, anatomy, value_histogram
 from inshrink_core.analysis.movement import Moved
 from inshrink_core.analysis.movement import moved_between as movement
-from inshrink_core.analysis.trajectory import trajectory
+from inshrink_core.chain import Archive
 from inshrink_core.codec import DEFAULT_CODEC, QUANTIZED, weight_codecs
 from inshrink_core.errors import InshrinkError
 from inshrink_core.text import spread
@@ -151,13 +151,10 @@ def moved_since(subject: Subject, tensor: str, step: int) -> float | None:
     ServiceError
         The tensor cannot be read.
     """
-    steps = subject.steps[max(0, subject.steps.index(step) - 1) : subject.steps.index(step) + 1]
-
-    def follow() -> float:
-        return float(trajectory(engine_of(subject)[0], tensor, steps=steps).relative_movement[-1])
-
-    moved = answered(("movement", str(subject.path), engine_of(subject)[1], tensor, steps), follow)
-    return moved if np.isfinite(moved) else None
+    place = subject.steps.index(step)
+    before = subject.steps[max(0, place - 1)]
+    found = moved_between(subject, before, step, (tensor,)).tensors.get(tensor) if place else None
+    return None if found is None else found[1].relative
 
 
 def diff_cost(subject: Subject) -> int:
@@ -165,8 +162,8 @@ def diff_cost(subject: Subject) -> int:
     return 2 * _nbytes_of(subject)
 
 
-def moved_between(subject: Subject, first: int, second: int) -> Moved:
-    """Return the change of every tensor between two steps.
+def moved_between(subject: Subject, first: int, second: int, only: tuple[str, ...] | None = None) -> Moved:
+    """Return the change of every tensor, or of some, between two steps.
 
     Raises
     ------
@@ -176,9 +173,10 @@ def moved_between(subject: Subject, first: int, second: int) -> Moved:
 
     def measure() -> Moved:
         engine: Any = engine_of(subject)[0]
-        return movement(engine[first], engine[second])
+        view = engine.sequential() if isinstance(engine, Archive) else engine
+        return movement(view[first], view[second], only)
 
-    return answered(("moved", str(subject.path), engine_of(subject)[1], first, second), measure)
+    return answered(("moved", str(subject.path), engine_of(subject)[1], first, second, only), measure)
 
 
 def other_runs(subject: Subject) -> tuple[Path, ...]:

@@ -13,7 +13,5 @@ if TYPE_CHECKING:
     from inshrink_core.analysis.movement import moved_between as moved_between
     from inshrink_core.analysis.profile import Profile as Profile
     from inshrink_core.analysis.profile import sensitivity as sensitivity
-    from inshrink_core.analysis.trajectory import Trajectory as Trajectory
-    from inshrink_core.analysis.trajectory import trajectory as trajectory
 
 __all__ = index(__name__)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -83,13 +84,15 @@ class Moved(NamedTuple):
     reshaped: tuple[str, ...]
 
 
-def moved_between(before: Checkpoint, after: Checkpoint) -> Moved:
+def moved_between(before: Checkpoint, after: Checkpoint, only: Collection[str] | None = None) -> Moved:
     """Compare the weights and buffers of two checkpoints; values that are not finite count as unmoved.
 
     Parameters
     ----------
     before, after
         The two checkpoints. Memory is a few copies of the largest tensor.
+    only
+        Keys of the tensors to compare; by default all.
 
     Examples
     --------
@@ -102,7 +105,7 @@ def moved_between(before: Checkpoint, after: Checkpoint) -> Moved:
     first, second = (
         {spec.key: spec for spec in step.specs if spec.role in MODEL_ROLES} for step in (before, after)
     )
-    common = {key: spec for key, spec in first.items() if key in second}
+    common = {key: spec for key, spec in first.items() if key in second and (only is None or key in only)}
     reshaped = tuple(
         key
         for key, spec in common.items()

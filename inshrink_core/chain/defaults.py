@@ -10,7 +10,6 @@ from inshrink_core.chain import Archive, ChainConfig
 from inshrink_core.chain.config import Override, is_exact, optimizer_of, parse_overrides
 from inshrink_core.codec import (
     DEFAULT_CODEC,
-    FALLBACK_CODEC,
     AnyCodec,
     get_codec,
     make_codec,
@@ -87,18 +86,6 @@ def make_chain_config(
         device=resolve_device(device),
         threads=threads or default_threads(),
     )
-
-
-def chain_config_of(meta: Mapping[str, Any]) -> ChainConfig:
-    """Return the configuration that a frame was made with, from its meta.
-
-    Raises
-    ------
-    ConfigError
-        The frame's codec or a setting is unknown here.
-    """
-    config, overrides = make_configs(str(meta.get("codec", FALLBACK_CODEC)), _settings_of(meta))
-    return ChainConfig(config=config, overrides=overrides, optimizer=optimizer_of(meta))
 
 
 def _settings_of(meta: Mapping[str, Any]) -> dict[str, Any]:

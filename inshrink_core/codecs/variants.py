@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,9 +38,9 @@ class Variant:
 
     Examples
     --------
-    >>> Variant.parse("excp:coder=rans").label
+    >>> Variant("excp", {"coder": "rans"}).label
     'excp:coder=rans'
-    >>> Variant.parse("uniform:bits=4").tunable is None
+    >>> Variant("uniform", {"bits": 4}).tunable is None
     True
     """
 
@@ -51,23 +51,9 @@ class Variant:
         require_weight_codec(self.codec)
         self.configs()
 
-    @classmethod
-    def parse(cls, text: str) -> Variant:
-        """Parse ``NAME`` or ``NAME:KEY=VALUE,…``."""
-        name, _, rest = text.strip().partition(":")
-        settings = {}
-        for pair in rest.split(",") if rest else []:
-            key, equals, value = pair.partition("=")
-            if not equals or not key.strip():
-                raise ConfigError(
-                    f"'{text}' names no variant of a codec", expected="NAME:KEY=VALUE,…", found=text
-                )
-            settings[key.strip()] = _value(value.strip())
-        return cls(name, settings)
-
     @property
     def label(self) -> str:
-        """Name and fixed settings, in the syntax of `parse`."""
+        """Name and fixed settings, in the syntax of `choose_variants`."""
         pairs = ",".join(f"{key}={value}" for key, value in self.settings.items())
         return f"{self.codec}:{pairs}" if pairs else self.codec
 
@@ -118,39 +104,35 @@ def compared_variants() -> dict[str, Variant]:
     return found
 
 
-def choose_variants(codecs: Sequence[Variant | str] | str | None) -> tuple[Variant, ...]:
+def choose_variants(codecs: str | None) -> tuple[Variant, ...]:
     """Return variants without duplicates, in order.
 
     Parameters
     ----------
     codecs
-        Names and variants, or a text such as ``a,b:KEY=VALUE,KEY=VALUE,c``. None: every installed codec of
-        weights, with its default settings.
+        A text such as ``a,b:KEY=VALUE,KEY=VALUE,c``. None: every installed codec of weights, with its default
+        settings.
 
     Examples
     --------
     >>> [one.label for one in choose_variants("excp:coder=rans,bits=3,uniform")]
     ['excp:coder=rans,bits=3', 'uniform']
     """
-    if codecs is None:
-        codecs = weight_codecs()
-    elif isinstance(codecs, str):
-        codecs = _names_in(codecs)
-    variants = (Variant.parse(codec) if isinstance(codec, str) else codec for codec in codecs)
+    codecs = ",".join(weight_codecs()) if codecs is None else codecs
+    chosen: list[tuple[str, dict[str, Any]]] = []
+    for part in codecs.split(","):
+        head, equals, value = part.strip().partition("=")
+        name, colon, key = head.partition(":")
+        if colon or not equals:  # a setting alone continues the codec before it
+            chosen.append((name, {}))
+        if not chosen or not name or (colon and not equals):
+            raise ConfigError(
+                f"'{part}' names no variant of a codec", expected="NAME:KEY=VALUE,…", found=codecs
+            )
+        if equals:
+            chosen[-1][1][(key if colon else name).strip()] = _value(value.strip())
+    variants = (Variant(*row) for row in chosen)
     return tuple({variant.label: variant for variant in variants}.values())
-
-
-def _names_in(text: str) -> list[str]:
-    names: list[str] = []
-    for part in (piece.strip() for piece in text.split(",")):
-        # A setting continues the previous codec; a name starts the next one.
-        if names and "=" in part and ":" not in part.partition("=")[0]:
-            names[-1] += ("," if ":" in names[-1] else ":") + part
-        else:
-            names.append(part)
-    if not all(names):
-        raise ConfigError("a codec is missing in the list", expected="NAME,NAME,…", found=text)
-    return names
 
 
 def _value(text: str) -> Any:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
-import logging
 import os
 import secrets
 import shutil
@@ -71,8 +70,6 @@ _STATE: Final = ("state_dict", "optimizer_states")
 
 _SIGN: Final = b"Inshrink: "
 _MAX_FIRST_LINE: Final = 1 << 14
-
-_logger = logging.getLogger(__name__)
 
 
 class _Saved(NamedTuple):

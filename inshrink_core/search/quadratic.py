@@ -11,14 +11,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 import numpy as np
 
-from inshrink_core.chain import ChainConfig
 from inshrink_core.checkpoint import Checkpoint, TensorRole, TensorSpec
 from inshrink_core.search.trials import Trial
 from inshrink_core.values import magnitudes
@@ -104,37 +102,10 @@ DROP_PER_NAT: Final = 1.2
 """Ratio of the worst step's drop to its divergence: median over the same rows, which range from .5 to 16
 because metrics differ."""
 
-# Minimum number of values for a meaningful rank correlation.
-_FEWEST: Final = 3
-
 _LEAST: Final = 1e-300
 """Stand-in for a damage of zero, which has no logarithm."""
 
 T = TypeVar("T")
-
-
-def prior_of(chain: ChainConfig, relative_error: float) -> tuple[float, float]:
-    """Return the expected drop and divergence (nats) of a chain's worst step, judged by other runs.
-
-    The drop is `DROP_PER_NAT` times the divergence, which is a multiple of the squared relative error; for a
-    lattice, of its squared coarseness.
-
-    Parameters
-    ----------
-    chain
-        The configuration.
-    relative_error
-        ``sqrt(Σ e² / Σ w²)`` over the weights, at the worst step.
-
-    Examples
-    --------
-    >>> from inshrink_core.codec import get_codec
-    >>> qd = get_codec("qd")
-    >>> prior_of(ChainConfig(config=qd()), 0.0)
-    (0.0, 0.0)
-    """
-    divergence = chain.config.expected_divergence(relative_error)
-    return DROP_PER_NAT * divergence, divergence
 
 
 class Curve(NamedTuple):
@@ -165,15 +136,11 @@ class Calibration:
     curves
         For ``drop`` and ``divergence``, by step: the figure divided by the damage. The relation of squared
         gradients to curvature changes during training, and as errors grow.
-    rank_correlation
-        Spearman's rank correlation of the measured divergences (drops without divergences) and their
-        prediction by one factor per step; None for fewer than three trials.
     n_trials
         Number of trials.
     """
 
     curves: Mapping[str, Mapping[int, Curve]]
-    rank_correlation: float | None = None
     n_trials: int = 0
 
     def predict(self, figure: str, step: int, damage: float | None) -> float | None:
@@ -203,49 +170,9 @@ def calibrate(trials: Sequence[Trial]) -> Calibration:
             figure: {step: Curve.through((x, y / x) for x, y in group) for step, group in by_step.items()}
             for figure, by_step in pairs.items()
         },
-        rank_correlation=_correlation(pairs["drop"], pairs["divergence"]),
         n_trials=len(usable),
     )
 
 
-def _correlation(
-    drops: Mapping[int, Sequence[tuple[float, float]]],
-    divergences: Mapping[int, Sequence[tuple[float, float]]],
-) -> float | None:
-    """Return the rank correlation of divergences, or of drops, with their prediction by one factor per step.
-
-    A divergence is positive and spans decades, so its factor is the median of the quotients. A drop has the
-    metric's noise and may be negative, so its factor is the least-squares fit through the origin, at least 0.
-    """
-    quotients = {step: [y / x for x, y in group if y] for step, group in divergences.items()}
-    factors = {step: statistics.median(known) for step, known in quotients.items() if known}
-    by_step = divergences
-    if not factors:
-        by_step = drops
-        for step, group in drops.items():
-            product = math.fsum(x * y for x, y in group)
-            factors[step] = max(product / math.fsum(x * x for x, _ in group), 0.0)
-    predicted = [x * _nearest(factors, step) for step, group in by_step.items() for x, _ in group]
-    return rank_correlation(predicted, [y for group in by_step.values() for _, y in group])
-
-
 def _nearest(by_step: Mapping[int, T], step: int) -> T:
     return by_step[min(by_step, key=lambda known: (abs(known - step), known))]
-
-
-def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float | None:
-    """Return Spearman's rank correlation with mean ranks for ties; None for too few values or no spread.
-
-    Examples
-    --------
-    >>> rank_correlation([1.0, 2.0, 3.0], [10.0, 100.0, 1000.0])
-    1.0
-    """
-    if len(first) < _FEWEST or any(len(set(values)) == 1 for values in (first, second)):
-        return None
-    return statistics.correlation(*(_ranks(values) for values in (first, second)))
-
-
-def _ranks(values: Sequence[float]) -> list[float]:
-    ordered = sorted(values)
-    return [(bisect_left(ordered, value) + bisect_right(ordered, value) - 1) / 2 for value in values]

@@ -192,8 +192,6 @@ class CheckedWriter(Closing):
     ----------
     failures
         Why saves could not be evaluated, by step.
-    seconds
-        Time of the evaluator so far.
     """
 
     def __init__(
@@ -281,11 +279,6 @@ class CheckedWriter(Closing):
             self._originals[checkpoint.step] = _in_memory(checkpoint)
         self._evaluator.original.forget(lambda step: step != checkpoint.step)
         return appended
-
-    @property
-    def seconds(self) -> float:
-        """Time of the evaluator so far."""
-        return self._evaluator.seconds
 
     def bound_record(self) -> dict[str, Any]:
         """Return the quality record of every save, as JSON values."""

@@ -11,8 +11,9 @@ from torch import Tensor
 NEW_SHARE: Final = 0.9
 """Weight of the newest gradient (Inshrinkerator, SoCC 2024, section "Quantization": β = 0.9)."""
 
-N_RECORDED: Final = 50
-"""Batches before a save whose gradients are recorded (ibid.)."""
+_N_RECORDED: Final = 50
+"""Batches before a save whose gradients are recorded (ibid.). The next save is predicted from the distance of
+the last two; before the second save, every batch is recorded."""
 
 
 class GradientAverage:
@@ -22,18 +23,14 @@ class GradientAverage:
     ----------
     parameters
         By name. Their ``grad`` are read.
-    n_recorded
-        Batches before a save that are recorded. The next save is predicted from the distance of the last
-        two; before the second save, every batch is recorded.
 
     Notes
     -----
     One float32 copy of the gradients on their device, and one pass over them for each batch recorded.
     """
 
-    def __init__(self, parameters: Mapping[str, Tensor], n_recorded: int = N_RECORDED) -> None:
+    def __init__(self, parameters: Mapping[str, Tensor]) -> None:
         self._parameters = dict(parameters)
-        self._n_recorded = n_recorded
         self._average: dict[str, Tensor] = {}
         self._n_since_save = 0
         self._interval: int | None = None
@@ -41,7 +38,7 @@ class GradientAverage:
     def record(self) -> None:
         """Add the current gradients of the parameters."""
         self._n_since_save += 1
-        if self._interval is not None and self._n_since_save <= self._interval - self._n_recorded:
+        if self._interval is not None and self._n_since_save <= self._interval - _N_RECORDED:
             return
         gradients: dict[str, Tensor] = {
             name: parameter.grad

@@ -36,7 +36,7 @@ from inshrink_core.retention import Retention, metrics_of
 from inshrink_core.search.bounded import StepWriter
 from inshrink_core.training.archiver import Archiver
 from inshrink_core.training.extra import pack, unpack
-from inshrink_core.training.gradients import N_RECORDED, GradientAverage, finite
+from inshrink_core.training.gradients import GradientAverage, finite
 from inshrink_core.training.spool import (
     GRADIENTS_NAME,
     OPTIMIZER_NAME,
@@ -89,8 +89,6 @@ class Saver:
         bytes.
     threads
         Tensors encoded at a time during training; by default one.
-    n_recorded
-        Batches before a save whose gradients `record` averages.
     check
         ``check(model)`` returns the loss on a fixed small batch, a number; or a dict of ``loss`` and
         ``log_probs`` (n, classes) or ``predictions``. Each save is decoded and evaluated during training,
@@ -189,7 +187,6 @@ class Saver:
         keyframe_every: int = 32,
         device: str = "auto",
         threads: int | None = None,
-        n_recorded: int = N_RECORDED,
         check: Check | None = None,
         max_restore_cost: float | None = None,
         check_every: int = 1,
@@ -204,7 +201,7 @@ class Saver:
         self.extra: dict[str, Any] = {}
         self.older: dict[str, int] = {}
         self._state = TrainingState(model, optimizer, also)
-        self._gradients = GradientAverage(self._state.parameters(), n_recorded)
+        self._gradients = GradientAverage(self._state.parameters())
         self._config = make_chain_config(
             self.path, codec, config, optimizer_state, keyframe_every, device, threads or 1
         )
@@ -350,11 +347,6 @@ class Saver:
     def check_failures(self) -> Mapping[int, str]:
         """Why saves could not be checked, by step; these are stored exactly."""
         return {} if self._checked is None else dict(self._checked.failures)
-
-    @property
-    def check_seconds(self) -> float:
-        """Time of all checks so far, in seconds, on the saver's thread."""
-        return 0.0 if self._checked is None else self._checked.seconds
 
     def check_with(self, model: nn.Module, check: Check, max_restore_cost: float | None = None) -> None:
         """Check every save from now on, and bound its restore cost.

@@ -79,8 +79,6 @@ class EstimateReport(Report):
         it.
     basis
         Source of drop and divergence: ``trials`` of this run, or an uncalibrated ``rule of thumb``.
-    rank_correlation
-        Spearman's rank correlation of predicted and measured figures; None for few trials.
     n_trials
         Number of trials that calibrate the prediction.
     n_steps
@@ -115,7 +113,6 @@ class EstimateReport(Report):
     drop: float | None
     divergence: float | None
     basis: str
-    rank_correlation: float | None
     n_trials: int
     n_steps: int
     sampled: float
@@ -130,7 +127,7 @@ class EstimateReport(Report):
     measured_at: float | None = None
 
     SHOWS: ClassVar = (
-        "estimated=estimated basis n_trials rank_correlation n_steps sampled tried=archive.tried "
+        "estimated=estimated basis n_trials n_steps sampled tried=archive.tried "
         "not_evaluated=archive.not_evaluated seconds device measured_at tensors"
     )
 
@@ -586,7 +583,6 @@ def _estimate(sample: _Sample, asked: _Config, request: Estimate) -> EstimateRep
         drop=drop,
         divergence=divergence,
         basis="trials" if n_trials else "rule of thumb",
-        rank_correlation=calibration.rank_correlation,
         n_trials=n_trials,
         n_steps=len(rows),
         sampled=sample.share,
@@ -602,10 +598,11 @@ def _estimate(sample: _Sample, asked: _Config, request: Estimate) -> EstimateRep
 
 def _figures(calibration: Calibration, chain: ChainConfig, rows: Sequence[_Row]) -> tuple[float | None, ...]:
     """Return drop and divergence of the worst step, from trials if available."""
-    from inshrink_core.search.quadratic import prior_of
+    from inshrink_core.search.quadratic import DROP_PER_NAT
 
     if not calibration.n_trials:
-        return prior_of(chain, max(row.relative_error for row in rows))
+        divergence = chain.config.expected_divergence(max(row.relative_error for row in rows))
+        return DROP_PER_NAT * divergence, divergence
     found = (
         [calibration.predict(figure, row.step, row.damage) for row in rows]
         for figure in ("drop", "divergence")

@@ -123,8 +123,6 @@ class SearchReport(Report):
         Number of trials measured now; trials from the log are not counted.
     trials
         All known trials of this search's chains, in the order of measuring.
-    rank_correlation
-        Spearman's rank correlation of predicted and measured figures; None for few trials.
     seconds
         Wall time.
     notes
@@ -149,7 +147,6 @@ class SearchReport(Report):
     not_discriminative: tuple[int, ...]
     evaluations: int
     trials: tuple[Trial, ...]
-    rank_correlation: float | None
     seconds: float
     notes: tuple[str, ...] = ()
     device: str = "cpu"
@@ -159,7 +156,7 @@ class SearchReport(Report):
         "bounds target_ratio best=found figures=figures decided_by=binding "
         "ratio_by_default=default.ratio_weights default_keeps_the_bounds=default_keeps "
         "ratio_by_step=by_step.ratio_weights metric direction steps "
-        "where_the_previous_checkpoint_keeps_them_too=not_discriminative evaluations rank_correlation "
+        "where_the_previous_checkpoint_keeps_them_too=not_discriminative evaluations "
         "seconds device"
     )
 
@@ -387,7 +384,6 @@ class Search(Stepping, Bounding, Writing, EvaluatorRequest, Computing, Reading, 
     def _searched(self, run: Run, chains: ChainTrials, space: Cube | Line, started: float) -> SearchReport:
         """Find the best chain, measure those of the defaults and of settings by step, and report on them."""
         from inshrink_core.search.bounded import MAX_TRIALS
-        from inshrink_core.search.quadratic import calibrate
         from inshrink_core.search.search import best_reaching, best_within
         from inshrink_core.search.space import Line
 
@@ -426,7 +422,6 @@ class Search(Stepping, Bounding, Writing, EvaluatorRequest, Computing, Reading, 
             not_discriminative=not_discriminative,
             evaluations=chains.evaluations,
             trials=trials,
-            rank_correlation=calibrate(trials).rank_correlation,
             seconds=time.perf_counter() - started,
             notes=tuple(notes),
             device=chains.base.device,

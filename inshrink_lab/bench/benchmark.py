@@ -77,8 +77,8 @@ class Bench(Stepping, EvaluatorRequest, Computing, Reading, Request[BenchReport]
 
     run: RunLike
     _: KW_ONLY
-    codecs: Annotated[Sequence[Variant | str] | str | None, Option(metavar="NAME,…")] = None
-    bounds: Annotated[Sequence[Bound] | str | None, Option(metavar="KIND=LIMIT,…")] = None
+    codecs: Annotated[str | None, Option(metavar="NAME,…")] = None
+    bounds: Annotated[str | None, Option(metavar="KIND=LIMIT,…")] = None
     optimizer: Annotated[str, Option(metavar="exact|compressed|compact|drop")] = "drop"
     output: Annotated[PathLike | None, Option(("--output", "-o"), metavar="DIR")] = None
     refine: Annotated[int, Option(least=0)] = 2
@@ -95,7 +95,7 @@ class Bench(Stepping, EvaluatorRequest, Computing, Reading, Request[BenchReport]
         """Measure the codecs."""
         opened = self.opened_run(self.run).matched()
         variants = choose_variants(self.codecs)
-        asked = parse_bounds(self.bounds) if isinstance(self.bounds, str) else self.bounds
+        bounds = DEFAULT_BOUNDS if self.bounds is None else parse_bounds(self.bounds)
         chosen = choose_steps(opened, steps_of(opened, self.steps))
         if len(chosen) < 2:
             what, found = "a bench needs at least two steps", str(len(chosen))
@@ -112,7 +112,7 @@ class Bench(Stepping, EvaluatorRequest, Computing, Reading, Request[BenchReport]
                 store=ResultStore(
                     None if folder is None else folder / "points", "point", partial(parse_record, Point)
                 ),
-                bounds=tuple(DEFAULT_BOUNDS if asked is None else asked),
+                bounds=bounds,
             )
             return session.run_all(variants, folder)
 
@@ -132,7 +132,6 @@ class _Session:
     measured: int = 0
     resumed: int = 0
     begun: float = field(default_factory=time.perf_counter)
-    _warm: set[str] = field(default_factory=set)
     _done: int = 0
     _total: int = 0
 
@@ -154,15 +153,9 @@ class _Session:
         return report if folder is None else report.write(folder)
 
     def _measured(self, variant: Variant, value: float | None) -> Point:
-        """Return a point of a codec; compile its kernels before the first measurement."""
-
-        def fresh(evaluated: Callable[[int], None]) -> Point:
-            if variant.label not in self._warm:
-                self.measurer.warm_up(variant, value)
-                self._warm.add(variant.label)
-            return self.measurer.measure(variant, value, evaluated)
-
-        return self._point(variant.label, self.measurer.key(variant, value), fresh)
+        """Return a point of a codec."""
+        measure = partial(self.measurer.measure, variant, value)
+        return self._point(variant.label, self.measurer.key(variant, value), measure)
 
     def _point(
         self, label: str, key: dict[str, Any], measure: Callable[[Callable[[int], None]], Point]

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
-import gc
 import math
-import re
 import tempfile
-import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
 from inshrink_core.chain import Archive
 from inshrink_core.codec import get_codec
@@ -22,31 +17,17 @@ from inshrink_core.errors import EvaluatorError
 from inshrink_core.search.bounds import Figures
 from inshrink_core.search.trials import BoundEvaluator
 from inshrink_core.verbs.compress import compress
-from inshrink_lab.bench.gain import RestoreGain, restore_gain
 from inshrink_lab.bench.report import REPEAT, Point
 
 if TYPE_CHECKING:
+    from inshrink_core.chain.sizes import ArchiveSize
     from inshrink_core.formats import Run
 
 
 # Version of a point's key and of the measurement.
-_VERSION: Final = 3
-
-_MEGA: Final = 1e6
+_VERSION: Final = 4
 
 _SCRATCH: Final = "inshrink-bench-"
-
-# A keyframe and a delta, which compile all kernels.
-_WARM_STEPS: Final = 2
-
-_STATUS: Final = Path("/proc/self/status")
-_CLEAR: Final = Path("/proc/self/clear_refs")
-
-# Resets the high-water mark (``VmHWM``) to the current resident size (proc(5), Linux 4.0).
-_RESET_PEAK: Final = "5"
-
-# The unit of the numbers in ``/proc/self/status``, which call it kB.
-_KIB: Final = 1024
 
 
 @dataclass(frozen=True)
@@ -81,8 +62,7 @@ class Measurer:
 
         Notes
         -----
-        The key excludes device and threads, because they do not change the bytes. A reused point has the
-        speeds of its original measurement.
+        The key excludes device and threads, because they do not change the bytes.
         """
         key: dict[str, Any] = {
             "version": _VERSION,
@@ -102,13 +82,6 @@ class Measurer:
             }
         return key
 
-    def warm_up(self, variant: Variant, value: float | None) -> None:
-        """Compress and decode two steps, so that the measurement excludes compilation."""
-        with tempfile.TemporaryDirectory(prefix=_SCRATCH) as scratch:
-            target = Path(scratch) / "warm.inshrink"
-            self._compress(variant, value, target, self.steps[:_WARM_STEPS])
-            _decode(Archive.open(target).on(self.device), self.steps[:_WARM_STEPS])
-
     def measure(self, variant: Variant, value: float | None, evaluated: Callable[[int], None]) -> Point:
         """Return the point of one configuration.
 
@@ -121,29 +94,14 @@ class Measurer:
         """
         with tempfile.TemporaryDirectory(prefix=_SCRATCH) as scratch:
             target = Path(scratch) / "bench.inshrink"
-            with PeakMemory() as memory:
-                report = self._compress(variant, value, target, self.steps)
-                begun = time.perf_counter()
-                nbytes = _decode(Archive.open(target).on(self.device), self.steps)
-                decode_seconds = time.perf_counter() - begun
-            begun = time.perf_counter()
-            _decode(Archive.open(target).on(self.device), self.steps[-1:])
-            restore_seconds = time.perf_counter() - begun
-            gains = restore_gain(Archive.open(target), self.run, self.device)
-            gain = RestoreGain.of(row for step in gains.values() for row in step.values())
+            size = self._compressed(variant, value, target)
             figures, failure = self._evaluated(target, evaluated)
         return Point(
             codec=variant.label,
             config=variant.config(value).settings(),
             tunable=value,
-            ratio_weights=report.size.ratio_weights,
-            ratio_total=report.size.ratio_total,
-            restore_gain=gain.gain,
-            restore_noise=gain.noise,
-            encode_mb_per_s=report.mb_per_s,
-            decode_mb_per_s=nbytes / _MEGA / decode_seconds,
-            restore_seconds=restore_seconds,
-            peak_memory_bytes=memory.nbytes,
+            ratio_weights=size.ratio_weights,
+            ratio_total=size.ratio_total,
             failure=failure,
             **self._summary(figures, figures),
         )
@@ -157,8 +115,6 @@ class Measurer:
         zeros = [step for step in self.steps if self.evaluator.original(step).value == 0]
         return Point(
             codec=REPEAT,
-            restore_gain=0.0,
-            restore_noise=1.0,
             failure=f"the metric is 0 at step {zeros[0]}" if zeros else "",
             **self._summary(figures, figures[1:]),
         )
@@ -177,18 +133,20 @@ class Measurer:
             "divergences": tuple(item.divergence for item in figures),
         }
 
-    def _compress(self, variant: Variant, value: float | None, target: Path, steps: Sequence[int]) -> Any:
-        return compress(
+    def _compressed(self, variant: Variant, value: float | None, target: Path) -> ArchiveSize:
+        report: Any = compress(
             self.run,
             target,
             codec=variant.codec,
             config=variant.config(value),
             optimizer=variant.optimizer(self.request.optimizer),
             keyframe_every=self.request.keyframe_every,
-            steps=steps,
+            steps=self.steps,
             device=self.device,
             threads=self.request.threads,
         )
+        size: ArchiveSize = report.size
+        return size
 
     def _evaluated(self, target: Path, evaluated: Callable[[int], None]) -> tuple[list[Figures], str]:
         """Evaluate the restored steps; a state that the evaluator refuses breaks every bound."""
@@ -204,17 +162,6 @@ class Measurer:
         return figures, ""
 
 
-def _decode(archive: Archive, steps: Sequence[int]) -> int:
-    """Decode steps in order, each frame once; return their raw size."""
-    walk, nbytes = archive.sequential(), 0
-    for step in steps:
-        checkpoint = walk[step]
-        for spec in checkpoint.specs:
-            checkpoint.source.read(spec)
-        nbytes += checkpoint.raw_bytes()
-    return nbytes
-
-
 def _all_known(summary: Callable[[Sequence[float]], float], values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return summary(known) if known and len(known) == len(values) else None
@@ -222,49 +169,3 @@ def _all_known(summary: Callable[[Sequence[float]], float], values: Sequence[flo
 
 def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
-
-
-class PeakMemory:
-    """Measures the rise of resident memory.
-
-    Free memory of the allocator is first returned to the system, so that it does not hide new allocations.
-
-    Examples
-    --------
-    >>> with PeakMemory() as memory:
-    ...     block = bytearray(8 << 20)
-    >>> memory.nbytes is None or memory.nbytes > 7 << 20
-    True
-    """
-
-    def __init__(self) -> None:
-        self.nbytes: int | None = None
-        """Rise in bytes; None before the end, and if the system does not report it."""
-        self._before: int | None = None
-
-    def __enter__(self) -> Self:
-        gc.collect()
-        _give_back()
-        with suppress(OSError):
-            _CLEAR.write_text(_RESET_PEAK, encoding="ascii")
-            self._before = _status("VmRSS")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        peak = _status("VmHWM")
-        if peak is not None and self._before is not None:
-            self.nbytes = max(0, peak - self._before)
-
-
-def _status(name: str) -> int | None:
-    """Return a value of the process status in bytes, or None."""
-    with suppress(OSError):
-        found = re.search(rf"^{name}:\s*(\d+)", _STATUS.read_text(errors="replace"), re.MULTILINE)
-        return None if found is None else int(found[1]) * _KIB
-    return None
-
-
-def _give_back() -> None:
-    """Ask the C library to return free memory; others than GNU's have no such call."""
-    with suppress(AttributeError, OSError):
-        ctypes.CDLL(None).malloc_trim(0)

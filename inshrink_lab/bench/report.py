@@ -12,7 +12,6 @@ from typing import Any, ClassVar, Final
 from inshrink_core.errors import InputError
 from inshrink_core.execution.results import write_atomic
 from inshrink_core.report import Part, Report, Table
-from inshrink_core.search.bounds import Bounds, Figures
 from inshrink_core.text import UNKNOWN, duration, limit_text, nats, percent, ratio, steps_in_short
 
 REPEAT: Final = "repeat"
@@ -50,18 +49,6 @@ class Point(Report):
         Largest value of any step.
     mean_divergence
         Mean divergence over the steps, in nats.
-    restore_gain
-        Share of the movement that a restore one step earlier keeps (docs/cli.md#bench).
-    restore_noise
-        Squared error of that share, relative to the movement.
-    encode_mb_per_s
-        Raw megabytes (10^6 bytes) encoded per second, including reading, digests and writing.
-    decode_mb_per_s
-        Raw megabytes (10^6 bytes) decoded per second, including reading.
-    restore_seconds
-        Time to open the archive and decode its last step into memory.
-    peak_memory_bytes
-        Rise of resident memory (``VmHWM``) during compression and decoding; None except on Linux.
     drops, divergences
         A value per step.
     failure
@@ -78,12 +65,6 @@ class Point(Report):
     max_drop: float | None = None
     max_divergence: float | None = None
     mean_divergence: float | None = None
-    restore_gain: float | None = None
-    restore_noise: float | None = None
-    encode_mb_per_s: float | None = None
-    decode_mb_per_s: float | None = None
-    restore_seconds: float | None = None
-    peak_memory_bytes: int | None = None
     drops: tuple[float | None, ...] = ()
     divergences: tuple[float | None, ...] = ()
     failure: str = ""
@@ -129,9 +110,8 @@ class Bound:
 
     def holds(self, point: Point) -> bool:
         """Return whether a point is within the bound; unknown values are not."""
-        bounds = Bounds(**{f"max_{self.kind}": self.limit})
-        figures = Figures(drop=point.max_drop, divergence=point.mean_divergence)
-        return self.figure(point) is not None and bounds.check(figures).within
+        figure = self.figure(point)
+        return figure is not None and figure <= self.limit
 
 
 DEFAULT_BOUNDS = (
@@ -192,9 +172,7 @@ class BoundRow(Report):
     KEYS: ClassVar = (
         "codec bound_kind=bound.kind bound=bound.limit kept ratio_weights=keeping.ratio_weights "
         "ratio_total=keeping.ratio_total max_drop=point.max_drop mean_divergence=point.mean_divergence "
-        "config=point.config encode_mb_per_s=point.encode_mb_per_s decode_mb_per_s=point.decode_mb_per_s "
-        "restore_seconds=point.restore_seconds peak_memory_bytes=point.peak_memory_bytes "
-        "restore_gain=point.restore_gain restore_noise=point.restore_noise"
+        "config=point.config"
     )
 
     @property

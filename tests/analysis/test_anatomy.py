@@ -1,4 +1,4 @@
-"""Anatomy of one tensor and its trajectory; and curves of very many values keep what shows."""
+"""Anatomy of one tensor; and curves of very many values keep what shows."""
 
 import json
 import math
@@ -11,7 +11,6 @@ import inshrink_core
 from inshrink_core.analysis.anatomy import N_BINS, N_ROWS, anatomy, row_means, value_histogram
 from inshrink_core.analysis.levels import entropy_of_symbols, levels_of
 from inshrink_core.analysis.thinning import thinned
-from inshrink_core.analysis.trajectory import trajectory
 from inshrink_core.codec import PROTECTED, PRUNED, QUANTIZED
 from inshrink_core.errors import ConfigError, InputError, NotFoundError
 from inshrink_core.formats import open_run
@@ -222,41 +221,6 @@ def test_original_values_are_shown_where_the_run_is_given(run, archives):
     expected, _ = np.histogram(run[step][KEY].double().numpy(), seen.histogram.edges)
     np.testing.assert_array_equal(seen.histogram.counts.sum(0), expected)
     assert seen.step_size == anatomy(archives["lattice"], step, KEY).step_size
-
-
-# Trajectory
-
-
-def test_a_trajectory_tells_size_and_movement():
-    series = memory_run(
-        {1: {"w": torch.tensor([3.0, 4.0])}, 2: {"w": torch.tensor([3.0, 5.0])}, 3: {"v": torch.ones(1)}}
-    )
-    found = _follow(series, "w")
-    assert found.rms[:2] == pytest.approx([np.sqrt(12.5), np.sqrt(17)])
-    assert np.isnan(found.rms[2])
-    assert np.isnan(found.movement[0])
-    assert found.movement[1] == pytest.approx(np.sqrt(0.5))
-    assert found.relative_movement[1] == pytest.approx(np.sqrt(0.5 / 12.5))
-    json.dumps(found.to_json(), allow_nan=False)
-
-
-def _follow(series, key):
-    """Let a run in memory pass for one on disk."""
-    from unittest import mock
-
-    with mock.patch("inshrink_core.analysis.trajectory.open_any", return_value=series):
-        return trajectory("anything", key)
-
-
-def test_a_tensor_that_changes_its_shape_has_not_moved():
-    found = _follow(memory_run({1: {"w": torch.ones(2)}, 2: {"w": torch.ones(3)}}), "w")
-    assert np.isnan(found.movement).all()
-    assert found.rms.tolist() == [1.0, 1.0]
-
-
-def test_a_tensor_that_no_step_has_is_an_error(run):
-    with pytest.raises(NotFoundError, match="no step has a tensor 'nope'"):
-        trajectory(run, "nope", steps=run.steps[:2])
 
 
 # Where in the matrix, and how far off

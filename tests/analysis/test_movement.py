@@ -42,6 +42,8 @@ def test_movement_is_what_arithmetic_says(tmp_path):
         "zero.weight": (None, None, 1.0),
     }
     assert found.reshaped == ("other",)
+    run = inshrink_core.open(tmp_path / "r")
+    assert moved_between(run[1], run[2], ["fc.weight"]).tensors.keys() == {"fc.weight"}
 
 
 def test_values_that_are_not_finite_count_as_changed_and_break_nothing(tmp_path):

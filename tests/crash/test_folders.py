@@ -6,14 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from inshrink_core.archive import ArchiveWriter
 from inshrink_core.archive.layout import FRAME_FOLDER
 from inshrink_core.archive.manifest import MANIFEST_NAME
 from inshrink_core.execution.files import make_folders, working_folder
-
-SAVED = {"checkpoint": {"model": {"w": torch.ones(3)}, "step": 1}}
 
 
 def place(descriptor):

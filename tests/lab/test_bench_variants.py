@@ -1,7 +1,5 @@
 """Codecs as they are named for a bench, what of them is swept and measured, and what stands in its table."""
 
-import sys
-
 import pytest
 
 from inshrink_core.codec import codec_names, get_codec
@@ -9,7 +7,6 @@ from inshrink_core.codecs.variants import Variant, choose_variants
 from inshrink_core.errors import ConfigError, InputError
 from inshrink_lab.bench.benchmark import sweep
 from inshrink_lab.bench.report import Bound, Point, choose_row, parse_bounds
-from tests.processes import ran
 
 
 def test_every_codec_for_weights_is_measured_by_default():
@@ -24,12 +21,12 @@ def test_the_middle_lies_between_or_is_one_of_two_neighbours():
 
 
 def test_settings_that_are_held_are_in_every_config_and_in_the_label():
-    variant = Variant.parse("excp:coder=rans,bits=3")
+    variant = Variant("excp", {"coder": "rans", "bits": 3})
     assert variant.label == "excp:coder=rans,bits=3"
     held = {(config.coder, config.bits, config.keyframe) for config in variant.configs()}
     assert held == {("rans", 3, "quantized")}
     assert len({config.alpha for config in variant.configs()}) == len(variant.tunable.values)
-    assert Variant.parse("excp:keyframe=exact").configs()[0].keyframe == "exact"
+    assert Variant("excp", {"keyframe": "exact"}).configs()[0].keyframe == "exact"
 
 
 @pytest.mark.parametrize(
@@ -37,7 +34,7 @@ def test_settings_that_are_held_are_in_every_config_and_in_the_label():
     [("lossless", get_codec("lossless")()), ("inshrinkerator:bins=12", get_codec("inshrinkerator")(bins=12))],
 )
 def test_without_a_tunable_or_where_it_is_held_there_is_nothing_to_sweep(text, config):
-    variant, model = Variant.parse(text), Model()
+    (variant,), model = choose_variants(text), Model()
     assert (variant.tunable, variant.configs()) == (None, (config,))
     assert len(sweep(variant, bounds(0.1), model, refine=3)) == 1
     assert model.asked == [None]
@@ -59,7 +56,7 @@ def test_what_names_no_codec_or_setting_is_refused_before_anything_is_measured(t
 
 def test_moments_are_kept_for_codecs_with_a_rule_of_their_own():
     assert Variant("excp").optimizer("drop") == "exact"
-    assert Variant.parse("excp:moments=exact").optimizer("drop") == "drop"
+    assert Variant("excp", {"moments": "exact"}).optimizer("drop") == "drop"
     assert Variant("uniform").optimizer("drop") == "drop"
     assert Variant("excp").optimizer("compressed") == "compressed"
 
@@ -176,24 +173,3 @@ def test_bounds_are_read_in_order_and_once():
 def test_what_bounds_nothing_is_refused(text):
     with pytest.raises(InputError):
         parse_bounds(text)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has a high-water mark that can be reset")
-def test_the_peak_is_of_what_was_taken_even_if_given_back():
-    """In a process of its own: threads of other tests give back memory when they like."""
-    program = """
-from inshrink_lab.bench.measure import PeakMemory
-
-before = bytearray(48 << 20)
-del before
-with PeakMemory() as first:
-    block = bytearray(b"x") * (32 << 20)
-    del block
-with PeakMemory() as second:
-    pass
-print(first.nbytes, second.nbytes)
-"""
-    reported = ran(sys.executable, "-P", "-c", program)
-    first, second = map(int, reported.stdout.split())
-    assert 31 << 20 < first < 40 << 20
-    assert second < 4 << 20

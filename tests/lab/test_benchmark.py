@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import sys
 
 import pytest
 import torch
@@ -17,8 +16,7 @@ from tests.runs import write_run
 
 KEYS = [
     *("codec", "bound_kind", "bound", "kept", "ratio_weights", "ratio_total", "max_drop", "mean_divergence"),
-    *("config", "encode_mb_per_s", "decode_mb_per_s", "restore_seconds", "peak_memory_bytes"),
-    *("restore_gain", "restore_noise"),
+    "config",
 ]
 
 
@@ -81,15 +79,12 @@ def test_a_row_for_each_codec_and_bound_the_stale_copy_among_them(judged):
     ]
     assert all(list(row) == KEYS for row in rows)
     repeat, lossless, uniform = rows[1], rows[3], rows[5]
-    assert (repeat["ratio_weights"], repeat["restore_gain"], repeat["restore_noise"]) == (None, 0.0, 1.0)
+    assert repeat["ratio_weights"] is None
     assert repeat["mean_divergence"] > uniform["mean_divergence"] > 0 == lossless["mean_divergence"]
     assert lossless["max_drop"] == 0
     assert uniform["ratio_weights"] > lossless["ratio_weights"] > 1
     for row in (lossless, uniform):
-        assert min(row["encode_mb_per_s"], row["decode_mb_per_s"], row["restore_seconds"]) > 0
-        assert row["restore_gain"] == pytest.approx(1.0, abs=0.05)
         assert row["config"]
-        assert sys.platform != "linux" or row["peak_memory_bytes"] >= 0
 
 
 def test_each_original_is_evaluated_once_and_each_restored_step_once_a_point(judged):

@@ -21,7 +21,6 @@ def test_failures_strike_between_saves_and_are_counted_in_steps(task, tmp_path):
         assert failure.partial <= 2 * failure.whole + 1
         assert failure.reached or failure.partial > 0
     assert found.fewer == pytest.approx(1 - found.partial / found.whole)
-    assert len(found.fewer_by_seed) == 2
     assert found.to_json()["failures"][0]["lost"] == list(found.failures[0].lost)
     again = inshrink_lab.rehearse(task, tmp_path, lose=0.25, codec="lossless", restores=2, seeds=2)
     assert again == found

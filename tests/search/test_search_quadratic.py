@@ -9,7 +9,7 @@ import torch
 from inshrink_core.errors import InputError
 from inshrink_core.evaluate import figures_of
 from inshrink_core.search.bounds import DEFAULT_MAX_DIVERGENCE, Bounds, Figures
-from inshrink_core.search.quadratic import calibrate, damage_of, rank_correlation, sensitivities
+from inshrink_core.search.quadratic import calibrate, damage_of, sensitivities
 from inshrink_core.search.trials import Trial
 from tests.builders import evaluation, memory_checkpoint, seeded
 
@@ -53,7 +53,6 @@ def test_factors_are_told_by_trials_of_the_same_step_and_used_at_the_nearest():
     assert fitted.predict("divergence", 60, 1.0) == pytest.approx(5.0)
     assert fitted.predict("drop", 0, 1.0) == pytest.approx(0.02)
     assert fitted.predict("drop", 90, 1.0) == pytest.approx(-0.01)
-    assert fitted.rank_correlation == pytest.approx(1.0)
     assert fitted.n_trials == 3
 
 
@@ -69,14 +68,6 @@ def test_a_prediction_is_what_was_measured_and_goes_from_one_measurement_to_the_
 def test_without_trials_nothing_is_predicted():
     fitted = calibrate([trial(10, None, drop=0.1), trial(10, 1.0, failure="nan")])
     assert fitted.predict("drop", 10, 1.0) is None
-    assert fitted.rank_correlation is None
-
-
-def test_rank_correlation_bears_ties_and_refuses_what_has_no_order():
-    assert rank_correlation([1, 2, 2, 3], [1, 2, 2, 9]) == pytest.approx(1.0)
-    assert rank_correlation([1, 2, 3], [3, 2, 1]) == pytest.approx(-1.0)
-    assert rank_correlation([1, 1, 1], [1, 2, 3]) is None
-    assert rank_correlation([1, 2], [1, 2]) is None
 
 
 HALVES = np.log(np.full((4, 2), 0.5))

@@ -192,7 +192,6 @@ def test_a_search_finds_a_configuration_that_compress_takes_and_that_keeps_the_b
     assert {"config", "ratio_weights", "drop", "divergence"} <= set(best)
     assert best["divergence"] <= 1e-3
     assert report.evaluations == len(report.trials)
-    assert document["rank_correlation"] > 0.5
     assert {"config", "ratio_weights", "drop", "divergence", "step"} <= set(document["trials"][0])
     settings = {**best["config"]["settings"], "overrides": best["config"].get("override", [])}
     written = compress(run, tmp_path / "a.inshrink", codec=best["config"]["codec"], config=settings)

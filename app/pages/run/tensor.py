@@ -153,7 +153,7 @@ def _levels_text(seen: Anatomy) -> str:
 
 def code(shown: Subject, tensor: str, step: int, metric: str) -> None:
     """Draw the command closest to the panel, and Python lines that give exactly its data."""
-    path, way = str(shown.path), _way(shown, step)
+    path, way, before = str(shown.path), _way(shown, step), shown.steps[max(0, shown.steps.index(step) - 1)]
     opened, arguments = repr(path), f"run, {step}, {tensor!r}"
     if way == services.ARCHIVE and shown.kind == "run" and shown.archive is not None:
         opened = repr(str(shown.archive.path))
@@ -165,7 +165,7 @@ def code(shown: Subject, tensor: str, step: int, metric: str) -> None:
         f"import inshrink_core\n\nrun = inshrink_core.open({opened})\n"
         f"seen = inshrink_core.analysis.anatomy({arguments})\n"
         "print(seen.bits_per_weight, seen.entropy, seen.histogram.parts)\n"
-        f"print(inshrink_core.analysis.trajectory(run, {tensor!r}).relative_movement)",
+        f"print(inshrink_core.analysis.moved_between(run[{before}], run[{step}], [{tensor!r}]).tensors)",
     )
 
 
