@@ -32,7 +32,7 @@ from inshrink_core.formats.content import FileContent
 from inshrink_core.formats.disk import ByteCounter, FileStamp, Skipped, check_names, unsafe_names
 from inshrink_core.formats.matching.laws import Claims, Matching, Slot, claims_of_headers, in_order, is_sorted
 from inshrink_core.formats.source import FileSource
-from inshrink_core.formats.state_tree import Named, Placed, StateTree, assign_roles, parameters_of
+from inshrink_core.formats.state_tree import Named, Placed, StateTree, assign_roles, is_shared, parameters_of
 
 NO_WEIGHTS: Final = "no weights in it"
 
@@ -165,20 +165,6 @@ def _sketch(content: FileContent) -> object:
     return content.kind, tree._replace(optimizers=(), steps=()), optimizers, content[3:]
 
 
-def _is_shared(placed: Placed) -> bool:
-    """Return whether two elements of a strided tensor may share bytes."""
-    if placed.stride is None:
-        return False
-    reach = 1
-    for step, size in sorted(zip(placed.stride, placed.shape, strict=True)):
-        if size == 1:
-            continue
-        if step < reach:
-            return True
-        reach = step * size
-    return False
-
-
 # Cached because names repeat at every step; classifying them dominates the time to open a run.
 _layer: Final = functools.lru_cache(maxsize=1 << 16)(classify_layer)
 
@@ -223,7 +209,10 @@ def _place_in_regions(tensors: Mapping[str, Named]) -> tuple[list[Region], list[
     regions, shared = _regions(tensor for tensor in remaining.values() if not tensor.placed.pieces)
     specs = []
     for key, (name, role, placed, _) in remaining.items():
-        layer, exact = layers.get(key) or _layer(name, placed.shape), key in shared or _is_shared(placed)
+        layer, exact = (
+            layers.get(key) or _layer(name, placed.shape),
+            key in shared or is_shared(placed.shape, placed.stride),
+        )
         about: Any = {"role": role, "dtype": placed.dtype, "shape": placed.shape, "layer": layer}
         specs.append(_spec(name=name, exact=exact, **about))
     return regions, specs, aliases

@@ -29,7 +29,7 @@ from inshrink_core.errors import DamagedError, NotFoundError
 from inshrink_core.execution.resources import Limits, new_buffer
 from inshrink_core.formats.checksums import Damage, FileChecks, PackedZip, digest_beside
 from inshrink_core.formats.disk import ByteCounter, FileStamp, ReadableFile, reading
-from inshrink_core.formats.state_tree import Placed, extent
+from inshrink_core.formats.state_tree import Placed, extent, is_shared
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -330,8 +330,8 @@ def _hole_mask(region: Region, shapes: Sequence[tuple[str, tuple[int, ...]]]) ->
         return None
     dtype, shape = shapes[0]
     nbytes = DTYPE_SIZES[dtype] * math.prod(shape)
-    if len(shapes) == 1 and nbytes == region.nbytes and _is_permutation(region.members[0].stride, shape):
-        return None
+    if len(shapes) == 1 and nbytes == region.nbytes and not is_shared(shape, region.members[0].stride):
+        return None  # a contiguous tensor with permuted dimensions
     import numpy as np
 
     free = np.ones(region.nbytes, dtype=bool)
@@ -349,16 +349,6 @@ def _elements(buffer: Any, member: Member, shape: tuple[int, ...], itemsize: int
         return buffer[member.start : member.start + math.prod(shape)].reshape(shape)
     strides = (*(step * itemsize for step in member.stride), 1)
     return np.lib.stride_tricks.as_strided(buffer[member.start :], shape, strides)
-
-
-def _is_permutation(stride: tuple[int, ...] | None, shape: tuple[int, ...]) -> bool:
-    """Return whether strides are those of a contiguous tensor with permuted dimensions."""
-    step = 1
-    for s, n in sorted((s, n) for s, n in zip(stride or (), shape, strict=True) if n != 1):
-        if s != step:
-            return False
-        step *= n
-    return True
 
 
 def tensor_bytes(tensor: Tensor, spec: TensorSpec) -> memoryview:
