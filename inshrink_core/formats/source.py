@@ -546,36 +546,30 @@ class RestoredFile:
 
     def decoded(self, piece: _Piece, read: Callable[[TensorSpec], Tensor]) -> memoryview:
         """Return the bytes of a piece; `read` is used for tensors that are split into several."""
-        if piece.region is None:
+        region, checkpoint = piece.region, self._checkpoint
+        if region is None:
             return piece.data
-        data = self._region_bytes(piece.region, piece.data, read)
-        return _with_odd_bools(data, piece.odd)
-
-    def _region_bytes(
-        self, region: Region, holes: memoryview, read: Callable[[TensorSpec], Tensor]
-    ) -> memoryview:
-        checkpoint = self._checkpoint
         specs = [checkpoint.spec(member.key) for member in region.members]
         if _is_bare_tensor(region):
             data = tensor_bytes(checkpoint.source.read(specs[0]), specs[0])
             if len(data) == region.nbytes:
-                return data
+                return _with_odd_bools(data, piece.odd)
         import numpy as np
 
         buffer = np.zeros(region.nbytes, dtype=np.uint8)
         shapes = self._shapes(region)
         mask = _hole_mask(region, shapes)
         if mask is not None:
-            if int(np.count_nonzero(mask)) != len(holes):
+            if int(np.count_nonzero(mask)) != len(piece.data):
                 raise DamagedError("the skeleton has fewer bytes of holes than its layout needs")
-            buffer[mask] = np.frombuffer(holes, dtype=np.uint8)
+            buffer[mask] = np.frombuffer(piece.data, dtype=np.uint8)
         for member, spec, (dtype, shape) in zip(region.members, specs, shapes, strict=True):
             itemsize = DTYPE_SIZES[dtype]
             tensor = checkpoint.source.read(spec) if member.box is None else read(spec)
             full = np.frombuffer(tensor_bytes(tensor, spec), dtype=np.uint8)
             part = full.reshape(*spec.shape, itemsize)[() if member.box is None else member.box.slices]
             _elements(buffer, member, shape, itemsize)[...] = part
-        return buffer.data
+        return _with_odd_bools(buffer.data, piece.odd)
 
 
 def write_layout(
