@@ -127,14 +127,18 @@ class ParsedCheckpoint:
         """Return the same checkpoint with the given owners of state and order of tensors."""
         return replace(self, **_arranged(self.contents, matching))
 
-    def checkpoint(self, step: int, counter: ByteCounter) -> Checkpoint:
-        """Return the checkpoint; values are read on access."""
+    def checkpoint(self, step: int, counter: ByteCounter, *, allow_damaged: bool = False) -> Checkpoint:
+        """Return the checkpoint; values are read on access.
+
+        If damage is allowed, every file is read once, and its bytes are accepted as they are.
+        """
         zips = {name: content.zips for name, content in zip(self.stamps, self.contents, strict=False)}
+        source = FileSource(self.paths, self.stamps, self.places, counter, zips=zips)
         return Checkpoint(
             step=step,
             specs=self.specs,
-            source=FileSource(self.paths, self.stamps, self.places, counter, zips=zips),
-            files=self.layouts,
+            source=source,
+            files=source.accept_damage(self.layouts) if allow_damaged else self.layouts,
             aliases=self.aliases,
             hyperparameters=self.hyperparameters,
             origin=str(self.path),

@@ -66,7 +66,7 @@ from inshrink_core.formats.names import (
 )
 from inshrink_core.formats.readers import reader_of
 from inshrink_core.formats.selection import Named, Selection, by_evidence, by_pattern, group_files, main_model
-from inshrink_core.formats.source import accepting_damage, peek_sample
+from inshrink_core.formats.source import peek_sample
 from inshrink_core.text import url_of
 
 _FIRST_NBYTES: Final = 64 << 10
@@ -320,8 +320,8 @@ class Run(Mapping[int, Checkpoint]):
         return self._checkpoint(parsed.matched(same_places(parsed, archived)), step)
 
     def _checkpoint(self, parsed: ParsedCheckpoint, step: int) -> Checkpoint:
-        checkpoint = parsed.checkpoint(step, self._access.counter)
-        return accepting_damage(checkpoint) if self._access.allow_damaged else checkpoint
+        access = self._access
+        return parsed.checkpoint(step, access.counter, allow_damaged=access.allow_damaged)
 
     def __getitem__(self, step: int) -> Checkpoint:
         if not self._access.allow_damaged:

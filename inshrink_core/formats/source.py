@@ -7,7 +7,7 @@ import functools
 import math
 import struct
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -251,12 +251,21 @@ class FileSource:
         damaged = [[item.file, item.entry, item.offset, item.nbytes] for item in self.accepted]
         return record | ({"damaged": damaged} if damaged else {})
 
-    def accept_damage(self) -> None:
-        """Read all bytes and accept them in their current state."""
+    def accept_damage(self, layouts: Iterable[FileLayout]) -> tuple[FileLayout, ...]:
+        """Read every file once, accept its bytes as they are, and return the layouts without damaged entries.
+
+        The stored checksum of a damaged entry is thus preserved: other tools detect the same damage in a
+        restored file as in the original.
+        """
         for name in sorted(self._names):
             with self._open(name) as file:
                 self.accepted += tuple(self._checks_of(name, file).damage(file))
         self._checks.clear()
+        damaged = {(item.file, item.offset) for item in self.accepted if item.entry}
+        entries = (
+            (a, tuple(e for e in a.zip_entries if (a.path, e.data_offset) not in damaged)) for a in layouts
+        )
+        return tuple(replace(layout, zip_entries=sound) for layout, sound in entries)
 
 
 def peek(source: TensorSource, spec: TensorSpec) -> Tensor:
@@ -275,25 +284,6 @@ def peek_sample(source: TensorSource, spec: TensorSpec) -> Tensor:
     from inshrink_core.ops.sample import sample
 
     return sample(flattened(source.read(spec)))
-
-
-def accepting_damage(checkpoint: Checkpoint) -> Checkpoint:
-    """Return a checkpoint whose bytes are accepted even if they do not match their checksums.
-
-    Notes
-    -----
-    Reads every file once. The stored checksum of a damaged entry is preserved, so that other tools detect
-    the same damage in a restored file as in the original.
-    """
-    source, files = checkpoint.source, []
-    if not isinstance(source, FileSource):
-        return checkpoint
-    source.accept_damage()
-    damaged = {(item.file, item.offset) for item in source.accepted if item.entry}
-    for layout in checkpoint.files:
-        sound = tuple(e for e in layout.zip_entries if (layout.path, e.data_offset) not in damaged)
-        files.append(replace(layout, zip_entries=sound))
-    return replace(checkpoint, files=tuple(files))
 
 
 def _bytes_between(layout: FileLayout) -> list[tuple[int, int]]:
