@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -505,26 +505,20 @@ class DistantSource(TensorSource, Protocol):
         ...
 
 
-class _ReadAhead:
-    """`TensorSource` whose threads read tensors ahead, in the order of their use."""
+@dataclass(frozen=True)
+class OverlaidSource:
+    """`TensorSource` that makes some tensors by functions, by key; the rest is that of another source."""
 
-    def __init__(self, source: TensorSource, specs: Iterable[TensorSpec], n_threads: int) -> None:
-        self._source, by_key = source, {spec.key: spec for spec in specs}
-        sizes = {key: spec.nbytes for key, spec in by_key.items()}
-        self.prefetcher = Prefetcher(
-            lambda key: source.read(by_key[key]),
-            sizes.items(),
-            (n_threads + 1) * max(sizes.values(), default=0),
-            n_threads,
-        )
-        self._keys = by_key.keys()
+    source: TensorSource
+    made: Mapping[str, Callable[[TensorSpec], Tensor]]
 
     def read(self, spec: TensorSpec) -> Tensor:
-        tensor: Tensor = self.prefetcher.get(spec.key) if spec.key in self._keys else self._source.read(spec)
-        return tensor
+        """Return a tensor that is made, or that of the other source."""
+        return self.made.get(spec.key, self.source.read)(spec)
 
     def skeleton(self, layout: FileLayout) -> bytes:
-        return self._source.skeleton(layout)
+        """Return the bytes of a file outside its regions from the other source."""
+        return self.source.skeleton(layout)
 
 
 @dataclass(frozen=True)
@@ -660,11 +654,15 @@ class Checkpoint(Mapping[str, "Tensor"]):
             if n_threads <= 1:
                 yield self
                 return
-            source = _ReadAhead(self.source, specs, n_threads)
+            by_key = {spec.key: spec for spec in specs}
+            sizes = {key: spec.nbytes for key, spec in by_key.items()}
+            most = (n_threads + 1) * max(sizes.values(), default=0)
+            ahead = Prefetcher(lambda key: self.source.read(by_key[key]), sizes.items(), most, n_threads)
+            made = dict.fromkeys(by_key, lambda spec: ahead.get(spec.key))
             try:
-                yield replace(self, source=source)
+                yield replace(self, source=OverlaidSource(self.source, made))
             finally:
-                source.prefetcher.stop(wait=True)
+                ahead.stop(wait=True)
 
     @cached_property
     def twins(self) -> Mapping[str, str]:

@@ -532,7 +532,7 @@ def with_log(shown: Subject, text: str) -> Subject:
 def _log_at(path: str, mtime_ns: int, size: int) -> dict[str, tuple[tuple[int, float], ...]]:
     """Read a file; a million rows take seconds."""
     with reported():
-        return {name: tuple(series) for name, series in read_metrics(path).log().items()}
+        return {name: tuple(series) for name, series in read_metrics(path).items()}
 
 
 def listed_at(folder: Address) -> tuple[Address, ...]:

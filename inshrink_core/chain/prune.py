@@ -338,7 +338,7 @@ def measured(
     logged: Mapping[str, list[tuple[int, float]]] = {}
     if log is not None:
         path = None if isinstance(log, Mapping) else Path(log)
-        logged = log if path is None else open_run(path).log if path.is_dir() else read_metrics(path).log()
+        logged = log if path is None else open_run(path).log if path.is_dir() else read_metrics(path)
     else:
         for frame in line:
             recorded = archive.frame(frame).meta.get(METRICS, {})

@@ -9,7 +9,6 @@ from inshrink_core.lazy import index
 if TYPE_CHECKING:
     from inshrink_core.formats.disk import Fate as Fate
     from inshrink_core.formats.disk import Skipped as Skipped
-    from inshrink_core.formats.logs.log import MetricsFile as MetricsFile
     from inshrink_core.formats.logs.log import RunSettings as RunSettings
     from inshrink_core.formats.logs.log import TrainingLog as TrainingLog
     from inshrink_core.formats.logs.log import read_metrics as read_metrics

@@ -32,7 +32,7 @@ from inshrink_core.formats.content import FileContent
 from inshrink_core.formats.disk import ByteCounter, FileStamp, Skipped, check_names, unsafe_names
 from inshrink_core.formats.matching.laws import Claims, Matching, Slot, claims_of_headers, in_order, is_sorted
 from inshrink_core.formats.source import FileSource
-from inshrink_core.formats.state_tree import Named, Placed, StateTree, assign_roles, parameters_of
+from inshrink_core.formats.state_tree import Named, Placed, StateTree, assign_roles, is_shared, parameters_of
 
 NO_WEIGHTS: Final = "no weights in it"
 
@@ -127,14 +127,18 @@ class ParsedCheckpoint:
         """Return the same checkpoint with the given owners of state and order of tensors."""
         return replace(self, **_arranged(self.contents, matching))
 
-    def checkpoint(self, step: int, counter: ByteCounter) -> Checkpoint:
-        """Return the checkpoint; values are read on access."""
+    def checkpoint(self, step: int, counter: ByteCounter, *, allow_damaged: bool = False) -> Checkpoint:
+        """Return the checkpoint; values are read on access.
+
+        If damage is allowed, every file is read once, and its bytes are accepted as they are.
+        """
         zips = {name: content.zips for name, content in zip(self.stamps, self.contents, strict=False)}
+        source = FileSource(self.paths, self.stamps, self.places, counter, zips=zips)
         return Checkpoint(
             step=step,
             specs=self.specs,
-            source=FileSource(self.paths, self.stamps, self.places, counter, zips=zips),
-            files=self.layouts,
+            source=source,
+            files=source.accept_damage(self.layouts) if allow_damaged else self.layouts,
             aliases=self.aliases,
             hyperparameters=self.hyperparameters,
             origin=str(self.path),
@@ -163,20 +167,6 @@ def _sketch(content: FileContent) -> object:
     groups = [[(g.params, g.names, bool(g.numbers)) for g in item.groups] for item in tree.optimizers]
     optimizers = [list(optimizer.state.items()) for optimizer in tree.optimizers], groups
     return content.kind, tree._replace(optimizers=(), steps=()), optimizers, content[3:]
-
-
-def _is_shared(placed: Placed) -> bool:
-    """Return whether two elements of a strided tensor may share bytes."""
-    if placed.stride is None:
-        return False
-    reach = 1
-    for step, size in sorted(zip(placed.stride, placed.shape, strict=True)):
-        if size == 1:
-            continue
-        if step < reach:
-            return True
-        reach = step * size
-    return False
 
 
 # Cached because names repeat at every step; classifying them dominates the time to open a run.
@@ -223,7 +213,10 @@ def _place_in_regions(tensors: Mapping[str, Named]) -> tuple[list[Region], list[
     regions, shared = _regions(tensor for tensor in remaining.values() if not tensor.placed.pieces)
     specs = []
     for key, (name, role, placed, _) in remaining.items():
-        layer, exact = layers.get(key) or _layer(name, placed.shape), key in shared or _is_shared(placed)
+        layer, exact = (
+            layers.get(key) or _layer(name, placed.shape),
+            key in shared or is_shared(placed.shape, placed.stride),
+        )
         about: Any = {"role": role, "dtype": placed.dtype, "shape": placed.shape, "layer": layer}
         specs.append(_spec(name=name, exact=exact, **about))
     return regions, specs, aliases

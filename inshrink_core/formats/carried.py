@@ -20,8 +20,8 @@ from inshrink_core.checkpoint import (
     DTYPE_SIZES,
     Checkpoint,
     FileLayout,
+    OverlaidSource,
     TensorRole,
-    TensorSource,
     TensorSpec,
     ZipEntry,
 )
@@ -280,6 +280,10 @@ def _named_state(
         yield from (tensor.of(name) for tensor in tensors)
 
 
+def _part(item: CarriedTensor, part: str, spec: TensorSpec) -> Tensor:
+    return item.plain()[part]
+
+
 def with_plain_values(
     checkpoint: Checkpoint, carried: Iterable[CarriedTensor], report: Callable[[str], None]
 ) -> Checkpoint:
@@ -299,7 +303,7 @@ def with_plain_values(
     InputError
         A tensor has no values, or its name is taken.
     """
-    made: dict[str, tuple[CarriedTensor, str]] = {}
+    made: dict[str, Callable[[TensorSpec], Tensor]] = {}
     specs = list(checkpoint.specs)
     taken = {spec.key for spec in specs}
     for item in carried:
@@ -313,26 +317,10 @@ def with_plain_values(
                 facts = {"found": clipped(spec.key), "remedy": "use the layout 'same' or 'torch'"}
                 raise InputError(what, where=checkpoint.origin, **facts)
             taken.add(spec.key)
-            made[spec.key] = item, part
+            made[spec.key] = functools.partial(_part, item, part)
             specs.append(spec)
         shown = ", ".join(f".{part}" for part in parts if part) or "plain values"
         report(f"{item.key} ({item.kind}) as {shown}")
     if not made:
         return checkpoint
-    return replace(checkpoint, specs=tuple(specs), source=_WithPlainValues(checkpoint.source, made))
-
-
-class _WithPlainValues:
-    """A `TensorSource` that makes carried tensors when they are read."""
-
-    def __init__(self, source: TensorSource, made: Mapping[str, tuple[CarriedTensor, str]]) -> None:
-        self._source, self._made = source, made
-
-    def read(self, spec: TensorSpec) -> Tensor:
-        if spec.key not in self._made:
-            return self._source.read(spec)
-        item, part = self._made[spec.key]
-        return item.plain()[part]
-
-    def skeleton(self, layout: FileLayout) -> bytes:
-        return self._source.skeleton(layout)
+    return replace(checkpoint, specs=tuple(specs), source=OverlaidSource(checkpoint.source, made))

@@ -67,8 +67,9 @@ class DeepSpeedReader(FilesReader):
         beside = [name for name in paths if not _rank_files([name.removeprefix(prefix)])]
         contents = read_weight_files(path, {name: paths[name] for name in beside}, access).files
         known = frozenset(name for item in contents.values() for name, _ in item.tree.model)
-        tag = _Tag(folder, names, access, len(contents))
-        contents |= {prefix + name: content for name, content in tag.contents(known).items()}
+        first = len(contents)
+        files = {name: _File(folder / name, access, first + i) for i, name in enumerate(names)}
+        contents |= {prefix + name: content for name, content in _joined(folder, files, known).items()}
         return Contents(contents, self.name)
 
 
@@ -130,59 +131,50 @@ class _File:
         return DamagedError(what, where=str(self.path), remedy="fetch the files of all ranks again")
 
 
-class _Tag:
-    """The files of one tag."""
+def _joined(folder: Path, files: Mapping[str, _File], known: frozenset[str]) -> dict[str, FileContent]:
+    """Return the content of each file; the first model file of a model-parallel rank lists its tensors.
 
-    def __init__(self, folder: Path, names: Sequence[str], access: Access, first: int) -> None:
-        self._folder, self._access = folder, access
-        self._numbers = {name: first + i for i, name in enumerate(names)}
+    Parameters
+    ----------
+    folder
+        The folder of the tag.
+    files
+        Its files by name.
+    known
+        Names of weights in files beside the folder.
+    """
+    found = {name: file.content for name, file in files.items()}
+    called: set[str] = set()
+    by_rank: dict[int, dict[str, dict[int, _File]]] = {}
+    for name, file in files.items():
+        if of := _FILE.match(name):
+            kinds = by_rank.setdefault(int(of[2]), {"model": {}, "optim": {}})
+            kinds[of[3]][int(of[1] or 0)] = file
+        elif of := _LAYER.match(name):
+            tree = read_state_tree(file.root, file.place, str(file.path), n_bytes=file.n_bytes)
+            tree = tree._replace(model=[(f"{int(of[1])}.{key}", placed) for key, placed in tree.model])
+            found[name] = file.content._replace(tree=_apart(tree, f"model_{of[2] or 0}.", called))
+    known, called = known | called, set()
+    for mp_rank, kinds in sorted(by_rank.items()):
+        models, ranks = (dict(sorted(rows.items())) for rows in kinds.values())
+        if 0 not in models:
+            raise missing(folder, f"mp_rank_{mp_rank:02d}_model_states.pt")
+        model_rank = _ModelRank(list(models.values()), list(ranks.values()))
+        for rows in (ranks, models) if model_rank.is_stage_3 else (ranks,):
+            _require_ranks(folder, rows, model_rank)
+        tree = _apart(model_rank.tree(known), f"mp_rank_{mp_rank:02d}.", called)
+        found[models[0].path.name] = models[0].content._replace(tree=tree)
+    return found
 
-    def contents(self, known: frozenset[str]) -> dict[str, FileContent]:
-        """Return the content of each file; the first model file of a model-parallel rank lists its tensors.
 
-        Parameters
-        ----------
-        known
-            Names of weights in files beside the folder.
-        """
-        found: dict[str, FileContent] = {}
-        called: set[str] = set()
-        for name in self._numbers:
-            if of := _LAYER.match(name):
-                file = self._read(name)
-                tree = read_state_tree(file.root, file.place, str(file.path), n_bytes=file.n_bytes)
-                tree = tree._replace(model=[(f"{int(of[1])}.{key}", placed) for key, placed in tree.model])
-                found[name] = file.content._replace(tree=_apart(tree, f"model_{of[2] or 0}.", called))
-        known, called = known | called, set()
-        for mp_rank in sorted({int(of[2]) for name in self._numbers if (of := _FILE.match(name))}):
-            models, ranks = (self._files_of(mp_rank, kind) for kind in ("model", "optim"))
-            if 0 not in models:
-                raise missing(self._folder, f"mp_rank_{mp_rank:02d}_model_states.pt")
-            model_rank = _ModelRank(list(models.values()), list(ranks.values()))
-            for rows in (ranks, models) if model_rank.is_stage_3 else (ranks,):
-                self._require_ranks(rows, model_rank)
-            found |= {file.path.name: file.content for file in (*models.values(), *ranks.values())}
-            tree = _apart(model_rank.tree(known), f"mp_rank_{mp_rank:02d}.", called)
-            found[models[0].path.name] = models[0].content._replace(tree=tree)
-        return {name: found[name] for name in self._numbers}
-
-    def _read(self, name: str) -> _File:
-        return _File(self._folder / name, self._access, self._numbers[name])
-
-    def _files_of(self, mp_rank: int, kind: str) -> dict[int, _File]:
-        """Return the files of one kind, by data-parallel rank."""
-        found = ((_FILE.match(name), name) for name in self._numbers)
-        names = {int(of[1] or 0): name for of, name in found if of and (int(of[2]), of[3]) == (mp_rank, kind)}
-        return {rank: self._read(name) for rank, name in sorted(names.items())}
-
-    def _require_ranks(self, files: Mapping[int, _File], held: _ModelRank) -> None:
-        if not files and held.is_partitioned:
-            raise missing(self._folder, "*_optim_states.pt")
-        # With many files missing, the first gap is at most one past the number of files present.
-        for rank in range(min(held.n_ranks, len(files) + 1)):
-            if rank not in files:
-                example = files[min(files)].path.name
-                raise missing(self._folder, re.sub(r"pp_rank_\d+", f"pp_rank_{rank}", example))
+def _require_ranks(folder: Path, files: Mapping[int, _File], held: _ModelRank) -> None:
+    if not files and held.is_partitioned:
+        raise missing(folder, "*_optim_states.pt")
+    # With many files missing, the first gap is at most one past the number of files present.
+    for rank in range(min(held.n_ranks, len(files) + 1)):
+        if rank not in files:
+            example = files[min(files)].path.name
+            raise missing(folder, re.sub(r"pp_rank_\d+", f"pp_rank_{rank}", example))
 
 
 def _apart(tree: StateTree, prefix: str, called: set[str]) -> StateTree:

@@ -66,7 +66,7 @@ from inshrink_core.formats.names import (
 )
 from inshrink_core.formats.readers import reader_of
 from inshrink_core.formats.selection import Named, Selection, by_evidence, by_pattern, group_files, main_model
-from inshrink_core.formats.source import accepting_damage, peek_sample
+from inshrink_core.formats.source import peek_sample
 from inshrink_core.text import url_of
 
 _FIRST_NBYTES: Final = 64 << 10
@@ -291,11 +291,10 @@ class Run(Mapping[int, Checkpoint]):
             found = match_slots(last, evidence, known=owners, order=order)
             _matchings.clear()
             _matchings[key] = found
-        run = self._copied()
-        run._parsed = {step: p.matched(_matchings[key]) for step, p in self._parsed.items()}
-        run._named = tuple(item._replace(parsed=item.parsed.matched(_matchings[key])) for item in self._named)
-        run._accepted, run._is_matched = {}, True
-        run.notes = _notes(self.notes[0], run._parsed.values())
+        parsed = {step: p.matched(_matchings[key]) for step, p in self._parsed.items()}
+        named = tuple(item._replace(parsed=item.parsed.matched(_matchings[key])) for item in self._named)
+        run = self._copied(_parsed=parsed, _named=named, _accepted={}, _is_matched=True)
+        run.notes = _notes(self.notes[0], parsed.values())
         return run
 
     @property
@@ -321,8 +320,8 @@ class Run(Mapping[int, Checkpoint]):
         return self._checkpoint(parsed.matched(same_places(parsed, archived)), step)
 
     def _checkpoint(self, parsed: ParsedCheckpoint, step: int) -> Checkpoint:
-        checkpoint = parsed.checkpoint(step, self._access.counter)
-        return accepting_damage(checkpoint) if self._access.allow_damaged else checkpoint
+        access = self._access
+        return parsed.checkpoint(step, access.counter, allow_damaged=access.allow_damaged)
 
     def __getitem__(self, step: int) -> Checkpoint:
         if not self._access.allow_damaged:
@@ -478,18 +477,18 @@ class Run(Mapping[int, Checkpoint]):
 
     def without_branch(self, name: str, error: InshrinkError) -> Run:
         """Return the run without a named checkpoint that cannot be read, and record the error."""
-        rest = self._copied()
         (lost,) = (item for item in self._named if item.name == name)
-        rest._named = tuple(item for item in self._named if item is not lost)
-        path = spoken(str(lost.parsed.path))
-        rest.skipped = (*self.skipped, Skipped(path, reason_of(lost.parsed.path, error), Fate.UNREADABLE))
-        return rest
+        path = lost.parsed.path
+        row = Skipped(spoken(str(path)), reason_of(path, error), Fate.UNREADABLE)
+        rest = tuple(item for item in self._named if item is not lost)
+        return self._copied(_named=rest, skipped=(*self.skipped, row))
 
-    def _copied(self) -> Run:
-        """Return a copy without the cached properties that depend on the steps."""
+    def _copied(self, **changes: Any) -> Run:
+        """Return a copy with other attributes, without the cached properties that depend on them."""
         run = copy.copy(self)
         for cached in ("branches", "fates", "_beside"):
             run.__dict__.pop(cached, None)
+        run.__dict__.update(changes, steps=tuple(changes.get("_parsed", self._parsed)))
         return run
 
     def readable(self, steps: Iterable[int]) -> Run:
@@ -516,11 +515,8 @@ class Run(Mapping[int, Checkpoint]):
                 rows[step] = Skipped(path, reason, fate, step, self.identity(step))
         if not rows:
             return self
-        rest = self._copied()
-        rest._parsed = {step: parsed for step, parsed in self._parsed.items() if step not in rows}
-        rest.steps = tuple(rest._parsed)
-        rest.skipped = (*self.skipped, *rows.values())
-        return rest
+        rest = {step: parsed for step, parsed in self._parsed.items() if step not in rows}
+        return self._copied(_parsed=rest, skipped=(*self.skipped, *rows.values()))
 
 
 @functools.lru_cache(maxsize=1 << 12)

@@ -115,12 +115,12 @@ def read_header(file: ReadableFile) -> tuple[list[tuple[str, Placed]], dict[str,
     text = file.read(8, n_header)
     try:
         return read(text, file.nbytes)
-    except DamagedError as error:
+    except (DamagedError, InputError) as error:
         what = f"{error.where}: {error.what}" if error.where else error.what
-        raise damaged(file, what, expected=error.expected, found=error.found) from error
-    except InputError as error:
-        facts = {"expected": error.expected, "found": error.found, "remedy": error.remedy}
-        raise InputError(error.what, where=str(file.path), **facts) from error
+        facts = {"expected": error.expected, "found": error.found}
+        if isinstance(error, DamagedError):
+            raise damaged(file, what, **facts) from error
+        raise InputError(what, where=str(file.path), remedy=error.remedy, **facts) from error
 
 
 # The checkpoints of a run have equal headers.

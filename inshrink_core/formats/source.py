@@ -7,7 +7,7 @@ import functools
 import math
 import struct
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +30,7 @@ from inshrink_core.execution.files import cached_parts
 from inshrink_core.execution.resources import Limits, new_buffer
 from inshrink_core.formats.checksums import Damage, FileChecks, PackedZip, digest_beside
 from inshrink_core.formats.disk import ByteCounter, FileStamp, ReadableFile, reading
-from inshrink_core.formats.state_tree import Placed, extent
+from inshrink_core.formats.state_tree import Placed, extent, is_shared
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -251,12 +251,21 @@ class FileSource:
         damaged = [[item.file, item.entry, item.offset, item.nbytes] for item in self.accepted]
         return record | ({"damaged": damaged} if damaged else {})
 
-    def accept_damage(self) -> None:
-        """Read all bytes and accept them in their current state."""
+    def accept_damage(self, layouts: Iterable[FileLayout]) -> tuple[FileLayout, ...]:
+        """Read every file once, accept its bytes as they are, and return the layouts without damaged entries.
+
+        The stored checksum of a damaged entry is thus preserved: other tools detect the same damage in a
+        restored file as in the original.
+        """
         for name in sorted(self._names):
             with self._open(name) as file:
                 self.accepted += tuple(self._checks_of(name, file).damage(file))
         self._checks.clear()
+        damaged = {(item.file, item.offset) for item in self.accepted if item.entry}
+        entries = (
+            (a, tuple(e for e in a.zip_entries if (a.path, e.data_offset) not in damaged)) for a in layouts
+        )
+        return tuple(replace(layout, zip_entries=sound) for layout, sound in entries)
 
 
 def peek(source: TensorSource, spec: TensorSpec) -> Tensor:
@@ -275,25 +284,6 @@ def peek_sample(source: TensorSource, spec: TensorSpec) -> Tensor:
     from inshrink_core.ops.sample import sample
 
     return sample(flattened(source.read(spec)))
-
-
-def accepting_damage(checkpoint: Checkpoint) -> Checkpoint:
-    """Return a checkpoint whose bytes are accepted even if they do not match their checksums.
-
-    Notes
-    -----
-    Reads every file once. The stored checksum of a damaged entry is preserved, so that other tools detect
-    the same damage in a restored file as in the original.
-    """
-    source, files = checkpoint.source, []
-    if not isinstance(source, FileSource):
-        return checkpoint
-    source.accept_damage()
-    damaged = {(item.file, item.offset) for item in source.accepted if item.entry}
-    for layout in checkpoint.files:
-        sound = tuple(e for e in layout.zip_entries if (layout.path, e.data_offset) not in damaged)
-        files.append(replace(layout, zip_entries=sound))
-    return replace(checkpoint, files=tuple(files))
 
 
 def _bytes_between(layout: FileLayout) -> list[tuple[int, int]]:
@@ -330,8 +320,8 @@ def _hole_mask(region: Region, shapes: Sequence[tuple[str, tuple[int, ...]]]) ->
         return None
     dtype, shape = shapes[0]
     nbytes = DTYPE_SIZES[dtype] * math.prod(shape)
-    if len(shapes) == 1 and nbytes == region.nbytes and _is_permutation(region.members[0].stride, shape):
-        return None
+    if len(shapes) == 1 and nbytes == region.nbytes and not is_shared(shape, region.members[0].stride):
+        return None  # a contiguous tensor with permuted dimensions
     import numpy as np
 
     free = np.ones(region.nbytes, dtype=bool)
@@ -349,16 +339,6 @@ def _elements(buffer: Any, member: Member, shape: tuple[int, ...], itemsize: int
         return buffer[member.start : member.start + math.prod(shape)].reshape(shape)
     strides = (*(step * itemsize for step in member.stride), 1)
     return np.lib.stride_tricks.as_strided(buffer[member.start :], shape, strides)
-
-
-def _is_permutation(stride: tuple[int, ...] | None, shape: tuple[int, ...]) -> bool:
-    """Return whether strides are those of a contiguous tensor with permuted dimensions."""
-    step = 1
-    for s, n in sorted((s, n) for s, n in zip(stride or (), shape, strict=True) if n != 1):
-        if s != step:
-            return False
-        step *= n
-    return True
 
 
 def tensor_bytes(tensor: Tensor, spec: TensorSpec) -> memoryview:
@@ -559,36 +539,30 @@ class RestoredFile:
 
     def decoded(self, piece: _Piece, read: Callable[[TensorSpec], Tensor]) -> memoryview:
         """Return the bytes of a piece; `read` is used for tensors that are split into several."""
-        if piece.region is None:
+        region, checkpoint = piece.region, self._checkpoint
+        if region is None:
             return piece.data
-        data = self._region_bytes(piece.region, piece.data, read)
-        return _with_odd_bools(data, piece.odd)
-
-    def _region_bytes(
-        self, region: Region, holes: memoryview, read: Callable[[TensorSpec], Tensor]
-    ) -> memoryview:
-        checkpoint = self._checkpoint
         specs = [checkpoint.spec(member.key) for member in region.members]
         if _is_bare_tensor(region):
             data = tensor_bytes(checkpoint.source.read(specs[0]), specs[0])
             if len(data) == region.nbytes:
-                return data
+                return _with_odd_bools(data, piece.odd)
         import numpy as np
 
         buffer = np.zeros(region.nbytes, dtype=np.uint8)
         shapes = self._shapes(region)
         mask = _hole_mask(region, shapes)
         if mask is not None:
-            if int(np.count_nonzero(mask)) != len(holes):
+            if int(np.count_nonzero(mask)) != len(piece.data):
                 raise DamagedError("the skeleton has fewer bytes of holes than its layout needs")
-            buffer[mask] = np.frombuffer(holes, dtype=np.uint8)
+            buffer[mask] = np.frombuffer(piece.data, dtype=np.uint8)
         for member, spec, (dtype, shape) in zip(region.members, specs, shapes, strict=True):
             itemsize = DTYPE_SIZES[dtype]
             tensor = checkpoint.source.read(spec) if member.box is None else read(spec)
             full = np.frombuffer(tensor_bytes(tensor, spec), dtype=np.uint8)
             part = full.reshape(*spec.shape, itemsize)[() if member.box is None else member.box.slices]
             _elements(buffer, member, shape, itemsize)[...] = part
-        return buffer.data
+        return _with_odd_bools(buffer.data, piece.odd)
 
 
 def write_layout(

@@ -134,6 +134,20 @@ def extent(shape: Iterable[int], stride: Iterable[int]) -> int:
     return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
 
 
+def is_shared(shape: tuple[int, ...], stride: tuple[int, ...] | None) -> bool:
+    """Return whether two elements of a strided tensor may share bytes."""
+    if stride is None:
+        return False
+    reach = 1
+    for step, size in sorted(zip(stride, shape, strict=True)):
+        if size == 1:
+            continue
+        if step < reach:
+            return True
+        reach = step * size
+    return False
+
+
 class Piece(NamedTuple):
     """A part of a tensor (None: the whole), the number of its file in the checkpoint, its place there.
 

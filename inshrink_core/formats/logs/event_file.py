@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Final
 
 import google_crc32c
@@ -19,7 +20,6 @@ _MASK_DELTA: Final = 0xA282EAD8
 _MAX_VARINT_BYTES: Final = 10
 """Maximum size of a 64-bit varint: protobuf uses it for negative numbers."""
 
-_CUT: Final = "the last record is cut off"
 _LARGEST_EVENT_BYTES: Final = 1 << 22
 """Maximum size of an event; larger ones are graphs and images."""
 
@@ -40,8 +40,8 @@ def is_event_file(content: bytes) -> bool:
     return len(content) >= _HEADER.size and _header(content, 0) is not None
 
 
-def scalar_rows(content: bytes) -> tuple[list[dict[str, float]], str]:
-    """Return the logged scalars, one event per row, and a note about damage.
+def scalar_rows(content: bytes) -> list[dict[str, float]]:
+    """Return the logged scalars, one event per row.
 
     Parameters
     ----------
@@ -50,11 +50,10 @@ def scalar_rows(content: bytes) -> tuple[list[dict[str, float]], str]:
 
     Returns
     -------
-    rows
-        ``step`` and ``wall_time`` (Unix time) of each event, and its scalars by tag.
-    note
-        Empty if all records are intact. A record truncated at the end, as while a training writes, is
-        omitted; so is one with a wrong checksum, and everything after a header with a wrong checksum.
+    list of dict
+        ``step`` and ``wall_time`` (Unix time) of each event, and its scalars by tag. A record truncated at
+        the end, as while a training writes, is omitted; so is one with a wrong checksum, and everything after
+        a header with a wrong checksum.
 
     Notes
     -----
@@ -62,29 +61,22 @@ def scalar_rows(content: bytes) -> tuple[list[dict[str, float]], str]:
     TensorFlow's ``core/util/event.proto`` and ``core/framework``.
     """
     rows: list[dict[str, float]] = []
-    offset, n_bad = 0, 0
-    while offset < len(content):
-        if offset + _HEADER.size > len(content):
-            return rows, _CUT
-        length = _header(content, offset)
-        if length is None:
-            return rows, f"damaged at byte {offset}: what follows is not read"
+    offset = 0
+    while offset + _HEADER.size <= len(content) and (length := _header(content, offset)) is not None:
         start, offset = offset + _HEADER.size, offset + _HEADER.size + length + _CHECKSUM.size
         if offset > len(content):
-            return rows, _CUT
+            break
         record = content[start : start + length]
-        if length > _LARGEST_EVENT_BYTES:
+        if (
+            length > _LARGEST_EVENT_BYTES
+            or _masked(record) != _CHECKSUM.unpack_from(content, start + length)[0]
+        ):
             continue
-        try:
-            is_complete = _masked(record) == _CHECKSUM.unpack_from(content, start + length)[0]
-            row = _row(record) if is_complete else None
-        except (DamagedError, ValueError, struct.error):
-            row = None
-        if row is None:
-            n_bad += 1
-        elif len(row) > 2:
-            rows.append(row)
-    return rows, f"damaged records that were left out: {n_bad}" if n_bad else ""
+        with suppress(DamagedError, ValueError, struct.error):
+            row = _row(record)
+            if len(row) > 2:
+                rows.append(row)
+    return rows
 
 
 def _header(content: bytes, offset: int) -> int | None:

@@ -9,7 +9,7 @@ import os
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -29,7 +29,6 @@ _STEP_COLUMNS: Final = ("step", "global_step", "iter", "iteration")
 _STEP_WORDS: Final = (*_STEP_COLUMNS, "epoch", "epochs", "current_epoch")
 _TIME_WORDS: Final = ("wall_time", "wall time", "timestamp", "time", "runtime", "elapsed")
 _DELIMITERS: Final = ",;\t"
-_NO_HEADER: Final = "no header: columns are numbered, and the first that counts up is the step"
 
 
 class TrainingLog(dict[str, list[tuple[int, float]]]):
@@ -57,9 +56,10 @@ def _number(value: object) -> float | None:
         return None
 
 
-def _collect(
+def _logged(
     rows: Iterable[Mapping[str, Any]], step_columns: Sequence[str] = _STEP_COLUMNS
 ) -> dict[str, list[tuple[int, float]]]:
+    """Return the metrics of rows by step, without counters and times."""
     series: dict[str, list[tuple[int, float]]] = {}
     for row in rows:
         step = next((s for c in step_columns if (s := _number(row.get(c))) is not None), None)
@@ -69,88 +69,7 @@ def _collect(
             number = _number(value) if name not in step_columns else None
             if number is not None and isinstance(name, str):
                 series.setdefault(name, []).append((int(step), number))
-    return series
-
-
-@dataclass(frozen=True, slots=True)
-class MetricsFile:
-    """The content of a metrics file, before columns are chosen.
-
-    Parameters
-    ----------
-    path
-        The file.
-    columns
-        Names of the columns that contain a number, in order of appearance.
-    rows
-        The numbers of each row, by column.
-    note
-        A note about damage or a missing header; otherwise empty.
-    """
-
-    path: Path
-    columns: tuple[str, ...]
-    rows: tuple[Mapping[str, float], ...] = field(repr=False)
-    note: str = ""
-
-    @property
-    def step_column(self) -> str | None:
-        """The column with the name of a step, or else of an epoch; None without one."""
-        words = {_word(name): name for name in reversed(self.columns)}
-        return next((words[word] for word in _STEP_WORDS if word in words), None)
-
-    @property
-    def metrics(self) -> tuple[str, ...]:
-        """The columns whose names are not those of a step, an epoch or a time."""
-        return tuple(name for name in self.columns if _is_metric(name))
-
-    def log(self, step_column: str | None = None, columns: Sequence[str] | None = None) -> TrainingLog:
-        """Return metrics by step.
-
-        Parameters
-        ----------
-        step_column
-            By default the property `step_column`.
-        columns
-            The metrics; by default the property `metrics`.
-
-        Raises
-        ------
-        InputError
-            A column is missing, no column is named like a step, steps are not whole numbers, or no metric
-            remains.
-        """
-        there = f"columns {named(self.columns)}"
-        step = step_column or self.step_column
-        if step is None:
-            remedy = "name it: --step-column, step_column="
-            what = "no column is called like a step"
-            raise InputError(what, where=str(self.path), found=there, remedy=remedy)
-        chosen = [name for name in (self.metrics if columns is None else columns) if name != step]
-        for name in (step, *chosen):
-            if name not in self.columns:
-                what = f"no column '{clipped(name)}' has a number"
-                raise InputError(what, where=str(self.path), found=there)
-        steps = [row[step] for row in self.rows if step in row]
-        if any(math.isfinite(value) and value != int(value) for value in steps):
-            remedy = "choose another step column"
-            what = f"'{clipped(step)}' has fractions, and a step is a whole number"
-            raise InputError(what, where=str(self.path), remedy=remedy)
-        series = _collect(self.rows, (step,))
-        given = {name: series[name] for name in chosen if name in series}
-        if not given:
-            what = f"no row has a metric beside '{clipped(step)}'"
-            raise InputError(what, where=str(self.path), found=there)
-        return TrainingLog(given, str(self.path))
-
-
-def _logged(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[int, float]]]:
-    """Return the metrics of rows by step, without counters and times."""
-    return {name: pairs for name, pairs in _collect(rows).items() if _is_metric(name)}
-
-
-def _is_metric(name: str) -> bool:
-    return _word(name) not in (*_STEP_WORDS, *_TIME_WORDS)
+    return {name: pairs for name, pairs in series.items() if _word(name) not in (*_STEP_WORDS, *_TIME_WORDS)}
 
 
 def _word(name: str) -> str:
@@ -158,8 +77,8 @@ def _word(name: str) -> str:
     return name.casefold().rpartition("/")[2].strip(" _")
 
 
-def read_metrics(path: str | os.PathLike[str]) -> MetricsFile:
-    """Return the columns of a metrics file in any format.
+def read_metrics(path: str | os.PathLike[str]) -> TrainingLog:
+    """Return the metrics of a file in any format by step.
 
     Parameters
     ----------
@@ -176,37 +95,47 @@ def read_metrics(path: str | os.PathLike[str]) -> MetricsFile:
     DamagedError
         The file is larger than 256 MB.
     InputError
-        The file has no number, or is more than 32 MB of text.
+        The file has no number, no column named like a step, or no metric beside it; steps are not whole
+        numbers; or it is more than 32 MB of text.
 
     Notes
     -----
-    The last line of a file being written may be truncated; it is ignored. Names are untrusted and
-    returned as in the file, without padding. Columns without a header are numbered; the first one that counts
-    up is named ``step``.
+    The step is the first column with the name of a step, or else of an epoch; counters and times are no
+    metrics. The last line of a file being written may be truncated; it is ignored, as are damaged records of
+    an event file. Names are untrusted and returned as in the file, without padding. Columns without a header
+    are numbered; the first one that counts up is named ``step``.
 
     Examples
     --------
     >>> import inshrink_core
-    >>> found = read_metrics(inshrink_core.sample("digits-cnn") / "metrics.jsonl")
-    >>> found.step_column, found.log(columns=["val_loss"])["val_loss"][0][0]
-    ('step', 10)
+    >>> read_metrics(inshrink_core.sample("digits-cnn") / "metrics.jsonl")["val_loss"][0][0]
+    10
     """
-    named = Path(path)
-    content = Access.of(named.parent).read_text(named, MAX_JSON_BYTES)
+    file = Path(path)
+    content = Access.of(file.parent).read_text(file, MAX_JSON_BYTES)
     if not is_event_file(content) and len(content) > _MAX_TEXT_BYTES:
-        raise InputError("more than 32 MB of text", where=str(named), remedy="keep, say, every tenth row")
-    raw, note = _rows(content, named)
-    numbers = ({name: _number(value) for name, value in row.items() if name} for row in raw)
-    rows = tuple({name: value for name, value in row.items() if value is not None} for row in numbers)
-    columns = tuple(dict.fromkeys(name for row in rows for name in row))
+        raise InputError("more than 32 MB of text", where=str(file), remedy="keep, say, every tenth row")
+    numbers = ({name: _number(value) for name, value in row.items() if name} for row in _rows(content, file))
+    rows = [{name: value for name, value in row.items() if value is not None} for row in numbers]
+    columns = dict.fromkeys(name for row in rows for name in row)
     if not columns:
         expected = "CSV, JSON lines or TensorBoard's event file"
-        raise InputError("no metrics: no number in a named column", where=str(named), expected=expected)
-    return MetricsFile(named, columns, rows, note)
+        raise InputError("no metrics: no number in a named column", where=str(file), expected=expected)
+    words = {_word(name): name for name in reversed(columns)}
+    step = next((words[word] for word in _STEP_WORDS if word in words), None)
+    facts = {"where": str(file), "found": f"columns {named([*columns])}"}
+    if step is None:
+        raise InputError("no column is called like a step", remedy="call one of them 'step'", **facts)
+    if any(math.isfinite(row[step]) and row[step] % 1 for row in rows if step in row):
+        raise InputError(f"'{clipped(step)}' has fractions, and a step is a whole number", **facts)
+    series = _logged(rows, (step,))
+    if not series:
+        raise InputError(f"no row has a metric beside '{clipped(step)}'", **facts)
+    return TrainingLog(series, str(file))
 
 
-def _rows(content: bytes, path: Path) -> tuple[Iterable[dict[str, Any]], str]:
-    """Return the rows of a metrics file, and a note about it."""
+def _rows(content: bytes, path: Path) -> Iterable[Mapping[str, Any]]:
+    """Return the rows of a metrics file."""
     if is_event_file(content):
         return scalar_rows(content)
     # detect_encoding recognizes byte order marks of UTF-8, -16 and -32, and otherwise the zeros in ASCII.
@@ -224,23 +153,22 @@ def _rows(content: bytes, path: Path) -> tuple[Iterable[dict[str, Any]], str]:
                 found.append(json.loads(line))
     if isinstance(found, dict) and isinstance(found.get("log_history"), list):
         found = found["log_history"]
-    return [row for row in (found if isinstance(found, list) else [found]) if isinstance(row, dict)], ""
+    return [row for row in (found if isinstance(found, list) else [found]) if isinstance(row, dict)]
 
 
-def _csv_rows(text: str, path: Path) -> tuple[Iterable[dict[str, Any]], str]:
+def _csv_rows(text: str, path: Path) -> Iterator[dict[str, Any]]:
     lines = [line for line in text.splitlines() if line.strip()]
     delimiter = max(_DELIMITERS, key=lines[0].count) if lines else ","
     _require_few(text.count(delimiter) + len(lines), path)
     rows = _cells(lines, delimiter, path)
     names = [name.strip("# ") for name in next(rows, [])]
-    note = ""
     if any(names) and all(_number(name) is not None for name in names if name):
         table = [names, *rows]
         columns = enumerate(zip(*table, strict=False))
         step = next((place for place, column in columns if _counts_up(column)), None)
         names = ["step" if place == step else f"column {place + 1}" for place in range(len(names))]
-        rows, note = iter(table), _NO_HEADER
-    return (dict(zip(names, row, strict=False)) for row in rows), note
+        rows = iter(table)
+    return (dict(zip(names, row, strict=False)) for row in rows)
 
 
 def _cells(lines: Iterable[str], delimiter: str, path: Path) -> Iterator[list[str]]:
@@ -309,7 +237,7 @@ def read_log(directory: Path, checkpoints: Iterable[Path] = (), access: Access |
                 content = allowed.read_text(path, MAX_JSON_BYTES)
                 if path.name == names[0]:
                     return log_of_trainer(content, str(path))
-                return TrainingLog(_logged(_rows(content, path)[0]), str(path))
+                return TrainingLog(_logged(_rows(content, path)), str(path))
     return TrainingLog({})
 
 

@@ -114,22 +114,6 @@ def by_number(slots: Sequence[Slot], weights: Mapping[str, Shape]) -> Claims:
     return found
 
 
-def doubtful(slots: Sequence[Slot], weights: Mapping[str, Shape]) -> frozenset[str]:
-    """Return the slots for which `by_order` depends on groups that follow each other in the model.
-
-    Several groups of their optimizer contain their shape, and no split into biases and norms separates the
-    groups. Order alone then does not determine which weight is in which group.
-    """
-    items = {(slot.optimizer, slot.group, slot.shape) for slot in slots}
-    times = Counter((optimizer, shape) for optimizer, _, shape in items)
-    found: set[str] = set()
-    for of_optimizer in _by_optimizer(slots):
-        readings = [apart for _, apart in _readings(_groups(of_optimizer), weights)]
-        if not readings or not all(readings):
-            found |= {slot.key for slot in of_optimizer if times[slot.optimizer, slot.shape] > 1}
-    return frozenset(found)
-
-
 def claims_of_headers(
     slots: Sequence[Slot], weights: Mapping[str, Shape], *, ordered: bool
 ) -> dict[str, str]:
@@ -142,8 +126,7 @@ def claims_of_headers(
     ordered
         Whether the weights are in the model's order.
     """
-    claims = by_order(slots, weights) if ordered else by_number(slots, weights)
-    doubted = doubtful(slots, weights) if ordered else ()
+    claims, doubted = by_order(slots, weights) if ordered else (by_number(slots, weights), frozenset())
     found = {key: name for key, name in claims.items() if key not in doubted}
     taken = set(found.values())
     alone = by_shape(slots, weights)
@@ -162,8 +145,8 @@ def by_shapes(
     return found
 
 
-def by_order(slots: Sequence[Slot], weights: Mapping[str, Shape]) -> Claims:
-    """Claim what follows if every group lists its parameters in the model's order.
+def by_order(slots: Sequence[Slot], weights: Mapping[str, Shape]) -> tuple[Claims, frozenset[str]]:
+    """Claim what follows if every group lists its parameters in the model's order; name the doubtful slots.
 
     Parameters
     ----------
@@ -178,10 +161,19 @@ def by_order(slots: Sequence[Slot], weights: Mapping[str, Shape]) -> Claims:
     of two groups omits biases and norms and the second holds them. A claim must follow from every reading
     that agrees with all shapes. If no reading agrees, each group is assumed to be a subsequence of the
     model's order; a claim then requires that only one position is possible.
+
+    A slot is doubtful if its claim depends on groups that follow each other in the model: several groups of
+    its optimizer contain its shape, and no split into biases and norms separates the groups. Order alone then
+    does not determine which weight is in which group.
     """
     found: dict[str, str] = {}
+    doubted: set[str] = set()
+    items = {(slot.optimizer, slot.group, slot.shape) for slot in slots}
+    n_groups = Counter((optimizer, shape) for optimizer, _, shape in items)
     for of_optimizer in _by_optimizer(slots):
         readings = list(_readings(_groups(of_optimizer), weights))
+        if not readings or not all(apart for _, apart in readings):
+            doubted |= {slot.key for slot in of_optimizer if n_groups[slot.optimizer, slot.shape] > 1}
         if readings:
             found |= _common(claims for claims, _ in readings)
         elif len(slots) == len(of_optimizer):
@@ -189,7 +181,7 @@ def by_order(slots: Sequence[Slot], weights: Mapping[str, Shape]) -> Claims:
                 places = zip(group, _embedded(group, weights, {}), strict=False)
                 found |= {slot.key: names[0] for slot, names in places if len(names) == 1}
     times = Counter(found.values())
-    return {key: name for key, name in found.items() if times[name] == 1}
+    return {key: name for key, name in found.items() if times[name] == 1}, frozenset(doubted)
 
 
 def _by_optimizer(slots: Iterable[Slot]) -> list[list[Slot]]:

@@ -12,22 +12,20 @@ import importlib.metadata
 import inspect
 import json
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from inshrink_core.errors import InshrinkError
 from inshrink_core.execution.process import minimal_environment, start_python
 from inshrink_core.execution.results import ResultStore, user_cache_folder
-from inshrink_core.formats.disk import Access, is_file, natural_key
+from inshrink_core.formats.disk import Access, is_file
 
 if TYPE_CHECKING:
     from inshrink_core.formats.assembly import ParsedCheckpoint
 
 
 _CONFIG: Final = "config.json"
-_ADAPTER: Final = "adapter_config.json"
-_ADAPTED: Final = "base_model.model."
 _MAX_SECONDS: Final = 120.0
 _VERSION: Final = 2
 _MAX_NAMES: Final = 1 << 20
@@ -88,36 +86,16 @@ def registered_order(parsed: ParsedCheckpoint, directory: Path, access: Access) 
     Takes some seconds the first time; the result is stored in the user's cache by the digest of the config.
     """
     folders = [parsed.path, directory] if parsed.path.is_dir() else [directory]
-    adapter = _config(folders, _ADAPTER, access)
-    if adapter is None:
-        return tuple(_names(_config(folders, _CONFIG, access)))
-    base = adapter.get("base_model_name_or_path")
-    if not isinstance(base, str) or not Path(base).is_absolute() or not Path(base).is_dir():
-        return ()
-    of_base = _names(_config([Path(base)], _CONFIG, Access.of(Path(base), counter=access.counter)))
-    return _adapted(parsed.free, of_base) if of_base else ()
+    return tuple(_names(_config(folders, access)))
 
 
-def _config(folders: Iterable[Path], name: str, access: Access) -> dict[str, Any] | None:
+def _config(folders: Iterable[Path], access: Access) -> dict[str, Any] | None:
     for folder in folders:
-        if is_file(folder / name):
+        if is_file(folder / _CONFIG):
             with contextlib.suppress(InshrinkError, OSError):
-                found = access.read_json(folder / name)
+                found = access.read_json(folder / _CONFIG)
                 return found if isinstance(found, dict) else None
     return None
-
-
-def _adapted(names: Iterable[str], of_base: Sequence[str]) -> tuple[str, ...]:
-    """Return an adapter's weights in the order of the modules that they adapt."""
-    rank = {module: at for at, name in enumerate(of_base) for module in [name.rpartition(".")[0]]}
-
-    def place(name: str) -> tuple[int, object]:
-        module = name.removeprefix(_ADAPTED)
-        while module and module not in rank:
-            module = module.rpartition(".")[0]
-        return rank.get(module, -1), natural_key(name)
-
-    return tuple(sorted(names, key=place))
 
 
 def _names(config: dict[str, Any] | None) -> list[str]:

@@ -27,7 +27,6 @@ from inshrink_core.formats.matching.laws import (
     by_order,
     by_shape,
     by_shapes,
-    doubtful,
     in_order,
 )
 from inshrink_core.formats.source import peek_sample
@@ -340,7 +339,8 @@ def match_slots(
     orders = [dict(free)] if parsed.ordered else []
     if order and free.keys() <= set(order):
         orders.append({name: free[name] for name in in_order(free, order)})
-    laws = [known or {}, *(by_order(slots, row) for row in orders), by_number(slots, free)]
+    claimed = [by_order(slots, row) for row in orders]
+    laws = [known or {}, *(claims for claims, _ in claimed), by_number(slots, free)]
     seen = evidence(next(filter(None, laws), {}))
     alike = Counter(free.values())
     telling = {key: name for key, name in seen.certain.items() if alike[free[name]] > 1}
@@ -350,7 +350,7 @@ def match_slots(
         margins = seen.margins(found | dict(more)) if more else {}
         found.update({key: name for key, name in more.items() if margins.get(key, 0.0) > -_CLEAR})
 
-    doubted = frozenset().union(*(doubtful(slots, order_known) for order_known in orders))
+    doubted = frozenset().union(*(unsure for _, unsure in claimed))
     alone = by_shape(slots, free)
     for law in [*laws, alone]:
         agreed = [key for key, name in law.items() if seen.certain.get(key) == name]
