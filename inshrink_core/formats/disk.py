@@ -200,37 +200,33 @@ class ReadableFile(Closing):
         self.expect([(offset, n_bytes)], compared=compared)
         if n_bytes <= 4096:
             # Opening a run does thousands of small reads: avoid the buffer and the loop.
-            data = self._read_at(n_bytes, [offset])[0]
+            try:
+                data = os.pread(self._descriptor, n_bytes, offset)
+            except OSError as error:
+                raise StorageError(f"reading failed: {error.strerror}", where=str(self.path)) from error
             if len(data) == n_bytes:
+                self.counter.add(n_bytes)
                 return data
         return bytes(self.read_into(offset, memoryview(bytearray(n_bytes))))
 
     def read_runs(self, offsets: range, n_bytes: int) -> bytearray:
-        """Return the short runs of `n_bytes` at ascending offsets, joined."""
-        self.expect((offset, n_bytes) for offset in offsets)
-        data = bytearray().join(self._read_at(n_bytes, offsets))
-        if len(data) != n_bytes * len(offsets):
-            raise DamagedError("the file ended while being read", where=str(self.path))
-        return data
+        """Return short runs of `n_bytes` at ascending offsets, joined.
 
-    def _read_at(self, n_bytes: int, offsets: Sequence[int]) -> list[bytes]:
-        """Return at most `n_bytes` bytes from each offset."""
+        The system reads the whole span into its page cache. A sampled file is read completely later, and many
+        small reads from a disk take longer than one large read.
+        """
+        self.expect((offset, n_bytes) for offset in offsets)
+        with contextlib.suppress(AttributeError, OSError):
+            nbytes = offsets[-1] - offsets[0] + n_bytes
+            os.posix_fadvise(self._descriptor, offsets[0], nbytes, os.POSIX_FADV_WILLNEED)
         try:
-            parts = [os.pread(self._descriptor, n_bytes, offset) for offset in offsets]
+            data = bytearray().join(os.pread(self._descriptor, n_bytes, offset) for offset in offsets)
         except OSError as error:
             raise StorageError(f"reading failed: {error.strerror}", where=str(self.path)) from error
-        self.counter.add(sum(map(len, parts)))
-        return parts
-
-    def will_need(self, offset: int, n_bytes: int) -> None:
-        """Have the system read a span into its page cache.
-
-        A sampled file is read completely later, and many small reads from a disk take longer than one large
-        read.
-        """
-        if hasattr(os, "posix_fadvise"):
-            with contextlib.suppress(OSError):
-                os.posix_fadvise(self._descriptor, offset, n_bytes, os.POSIX_FADV_WILLNEED)
+        if len(data) != n_bytes * len(offsets):
+            raise DamagedError("the file ended while being read", where=str(self.path))
+        self.counter.add(len(data))
+        return data
 
     def read_into(self, offset: int, target: memoryview) -> memoryview:
         """Fill a writable buffer of bytes from `offset`, and return it."""

@@ -162,7 +162,6 @@ class FileSource:
         apart = placed.span // itemsize // SAMPLE_RUNS * itemsize
         starts = range(placed.offset, placed.offset + SAMPLE_RUNS * apart, apart)
         with self._open(self._names[number]) as file:
-            file.will_need(placed.offset, placed.span)
             runs = file.read_runs(starts, SAMPLE_RUN * itemsize)
         return torch.frombuffer(runs, dtype=getattr(torch, placed.dtype))
 

@@ -134,12 +134,11 @@ def _sum_lanes(_: Any, terms: Any, n: Any) -> Any:
 
 
 @part
-def _sum_up(terms: Float64s, n: int) -> np.float64:  # pragma: no cover - compiled
+def _sum_up(terms: Float64s, n: int) -> Any:  # pragma: no cover - compiled
     """Return the sum of `n` terms of a slice, in the order of `_sum_lanes`."""
     end = n + -n % N_SUMS
     terms[n:end] = _F64(0.0)
-    total: np.float64 = _sum_lanes(terms, end)
-    return total
+    return _sum_lanes(terms, end)
 
 
 @part
