@@ -10,8 +10,6 @@ from __future__ import annotations
 import bisect
 import functools
 import math
-import warnings
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
@@ -39,16 +37,6 @@ from inshrink_core.formats.torch.pickles import OddTensor, StorageRef, TensorRef
 if TYPE_CHECKING:
     from torch import Tensor
 
-_PACKED: Final = {"quint4x2": 2, "quint2x4": 4}
-"""Number of elements of quantized dtypes that share a byte."""
-
-_SPARSE_PARTS: Final = {
-    "torch.sparse_coo": ("indices", "values"),
-    "torch.sparse_csr": ("crow_indices", "col_indices", "values"),
-    "torch.sparse_csc": ("ccol_indices", "row_indices", "values"),
-    "torch.sparse_bsr": ("crow_indices", "col_indices", "values"),
-    "torch.sparse_bsc": ("ccol_indices", "row_indices", "values"),
-}
 _MAX_NESTED: Final = 4
 """Maximum nesting of tensors made of tensors, such as negated and conjugated values of a sparse one."""
 
@@ -94,6 +82,8 @@ class CarriedTensor:
         """Return the tensor as PyTorch would load it."""
         try:
             made: Tensor = self._rebuilt(self._ref)
+        except InputError:
+            raise
         except (AttributeError, LookupError, OverflowError, RuntimeError, TypeError, ValueError) as error:
             text = clipped(str(error).partition("\n")[0])
             raise DamagedError(f"no tensor '{clipped(self.name)}' ({text})", where=self.file) from error
@@ -102,7 +92,7 @@ class CarriedTensor:
     def _rebuilt(self, ref: TensorRef, depth: int = 0) -> Any:
         import torch
 
-        build: Any = torch  # torch's functions for sparse and quantized tensors lack type hints
+        build: Any = torch  # torch's functions for sparse tensors lack type hints
         if depth > _MAX_NESTED:
             raise ValueError("it is made of itself")
         if not isinstance(ref, OddTensor):
@@ -116,55 +106,26 @@ class CarriedTensor:
         if ref.kind == "meta":
             return torch.empty_strided(args[1], args[2], dtype=getattr(torch, args[0].name), device="meta")
         if ref.kind == "sparse":
-            n_parts = len(_SPARSE_PARTS[args[0]])
+            n_parts = 2 if args[0] == "torch.sparse_coo" else 3
             parts, (size, *given) = map(inner, args[1][:n_parts]), args[1][n_parts:]
             if n_parts == 2:
                 coalesced = given == [True]
                 return build.sparse_coo_tensor(*parts, size, is_coalesced=coalesced, check_invariants=True)
             layout = getattr(torch, args[0].removeprefix("torch."))
             return build.sparse_compressed_tensor(*parts, size, layout=layout, check_invariants=True)
-        if ref.kind == "quantized":
-            storage, offset, shape, stride, (_, scale, zero, *axis) = args[:5]
-            method: Any = torch.per_tensor_affine, scale, zero
-            if axis:
-                method = torch.per_channel_affine, inner(scale), inner(zero), axis[0]
-            codes = self._bytes(storage, 0, storage.n_elements, storage.dtype)
-            if offset + extent(shape, stride) > storage.n_elements * _PACKED.get(storage.dtype, 1):
-                raise ValueError("it reaches past its storage")
-            self._limits.require_memory(4 * math.prod(shape), f"making '{clipped(self.name)}'", self.file)
-            made: Any = torch.frombuffer(codes, dtype=torch.uint8).untyped_storage()
-            kind = getattr(torch, storage.dtype)
-            made = build.storage.TypedStorage(wrap_storage=made, dtype=kind, _internal=True)
-            place = offset, shape, stride
-            with warnings.catch_warnings(action="ignore"):  # creating these dtypes is deprecated
-                return build._utils._rebuild_qtensor(made, *place, method, False, OrderedDict())
         raise self._without_values(ref.kind)
 
-    def plain(self) -> dict[str, Tensor]:
-        """Return equivalent plain tensors, by the suffix appended to the name."""
+    def plain(self, _: TensorSpec | None = None) -> Tensor:
+        """Return the values as a plain tensor."""
         import torch
 
         full = self.restored()
-        if full.is_meta:
-            raise self._without_values("meta")
-        if full.is_quantized:
-            made = {"int_repr": full.int_repr()}
-            if full.qscheme() is torch.per_tensor_affine:
-                made["scale"] = torch.tensor(full.q_scale(), dtype=torch.float64)
-                made["zero_point"] = torch.tensor(full.q_zero_point())
-            else:
-                made["scales"] = full.q_per_channel_scales()
-                made["zero_points"] = full.q_per_channel_zero_points()
-                made["axis"] = torch.tensor(full.q_per_channel_axis())
-        elif full.layout is not torch.strided:
-            prefix = "_" if full.layout is torch.sparse_coo else ""
-            made = {word: getattr(full, prefix + word)() for word in _SPARSE_PARTS[str(full.layout)]}
-            made["size"] = torch.tensor(full.shape)
-        else:
-            self._limits.require_memory(full.nbytes, f"writing '{clipped(self.name)}' in full", self.file)
-            is_known = str(full.dtype).removeprefix("torch.") in DTYPE_SIZES
-            made = {"": full if is_known else full.contiguous().view(torch.uint8)}
-        return {part: tensor.resolve_conj().resolve_neg().contiguous() for part, tensor in made.items()}
+        if full.is_meta or full.layout is not torch.strided:
+            raise self._without_values(self.kind)
+        self._limits.require_memory(full.nbytes, f"writing '{clipped(self.name)}' in full", self.file)
+        if str(full.dtype).removeprefix("torch.") not in DTYPE_SIZES:
+            full = full.contiguous().view(torch.uint8)
+        return full.resolve_conj().resolve_neg().contiguous()
 
     def _strided(self, storage: StorageRef, offset: int, shape: Any, stride: Any, dtype: str) -> Tensor:
         import torch
@@ -187,7 +148,7 @@ class CarriedTensor:
 
     def _without_values(self, kind: str) -> InputError:
         what = f"tensor '{clipped(self.name)}' ({kind}) has no values that this format can hold"
-        remedy = "use the layout 'same'; 'torch' takes tensors of the device meta"
+        remedy = "use the layout 'same', or leave the tensor out; 'torch' takes sparse ones and those on meta"
         return InputError(what, where=self.file, remedy=remedy)
 
 
@@ -280,14 +241,8 @@ def _named_state(
         yield from (tensor.of(name) for tensor in tensors)
 
 
-def _part(item: CarriedTensor, part: str, spec: TensorSpec) -> Tensor:
-    return item.plain()[part]
-
-
-def with_plain_values(
-    checkpoint: Checkpoint, carried: Iterable[CarriedTensor], report: Callable[[str], None]
-) -> Checkpoint:
-    """Return a checkpoint with specs for carried tensors, as plain values or as parts.
+def with_plain_values(checkpoint: Checkpoint, carried: Iterable[CarriedTensor]) -> Checkpoint:
+    """Return a checkpoint with specs for carried tensors, read as plain values.
 
     Parameters
     ----------
@@ -295,8 +250,6 @@ def with_plain_values(
         The checkpoint.
     carried
         The tensors to add, a selection from `carried_tensors`.
-    report
-        Called with a message about each tensor.
 
     Raises
     ------
@@ -304,23 +257,15 @@ def with_plain_values(
         A tensor has no values, or its name is taken.
     """
     made: dict[str, Callable[[TensorSpec], Tensor]] = {}
-    specs = list(checkpoint.specs)
-    taken = {spec.key for spec in specs}
+    specs = {spec.key: spec for spec in checkpoint.specs}
     for item in carried:
-        parts = item.plain()
-        for part, tensor in parts.items():
-            name = f"{item.name}.{part}" if part else item.name
-            dtype = str(tensor.dtype).removeprefix("torch.")
-            spec = TensorSpec(name=name, role=item.role, dtype=dtype, shape=tuple(tensor.shape), exact=True)
-            if spec.key in taken:
-                what = f"tensor '{clipped(item.key)}' ({item.kind}) has a part named as another tensor"
-                facts = {"found": clipped(spec.key), "remedy": "use the layout 'same' or 'torch'"}
-                raise InputError(what, where=checkpoint.origin, **facts)
-            taken.add(spec.key)
-            made[spec.key] = functools.partial(_part, item, part)
-            specs.append(spec)
-        shown = ", ".join(f".{part}" for part in parts if part) or "plain values"
-        report(f"{item.key} ({item.kind}) as {shown}")
+        tensor = item.plain()
+        dtype, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
+        if item.key in specs:
+            what = f"two tensors are named '{clipped(item.key)}'"
+            raise InputError(what, where=checkpoint.origin, remedy="use the layout 'same'")
+        specs[item.key] = TensorSpec(name=item.name, role=item.role, dtype=dtype, shape=shape, exact=True)
+        made[item.key] = item.plain
     if not made:
         return checkpoint
-    return replace(checkpoint, specs=tuple(specs), source=OverlaidSource(checkpoint.source, made))
+    return replace(checkpoint, specs=tuple(specs.values()), source=OverlaidSource(checkpoint.source, made))

@@ -124,7 +124,6 @@ def write_checkpoint(
     keys: Callable[[str], bool] | None = None,
     progress: Progress | None = None,
     limits: Limits = DEFAULT_LIMITS,
-    converted: Progress | None = None,
 ) -> tuple[Path, ...]:
     """Write a checkpoint's files into a directory.
 
@@ -151,11 +150,6 @@ def write_checkpoint(
         Called with the key of each tensor when it is written.
     limits
         Limits on memory and disk space; by default the available resources.
-    converted
-        Called with a message about each tensor that the layout cannot represent. For tensors that torch
-        files carry unread, ``safetensors`` and ``dcp`` write the values of a conjugated, negated or expanded
-        one, and the parts of a sparse or quantized one (``q.weight.int_repr``, ``q.weight.scale``).
-        ``torch`` writes all unchanged.
 
     Returns
     -------
@@ -191,7 +185,7 @@ def write_checkpoint(
     """
     if layout not in LAYOUTS:
         raise InputError("an unknown layout", expected=", ".join(LAYOUTS), found=layout[:40])
-    writers, nbytes = _writers(checkpoint, layout, keys, limits, progress or _ignore, converted or _ignore)
+    writers, nbytes = _writers(checkpoint, layout, keys, limits, progress or _ignore)
     limits.require_disk(nbytes, Path(directory), f"writing step {checkpoint.step}", checkpoint.origin)
     return write_files(Path(directory), writers, force=force, origin=checkpoint.origin)
 
@@ -258,7 +252,7 @@ def rehearse_writing(checkpoint: Checkpoint, limits: Limits) -> None:
         As for `write_checkpoint`, except errors of the target directory.
     """
     layout = restorable_layout(checkpoint)
-    writers, _ = _writers(checkpoint, layout, None, limits, _ignore, _ignore)
+    writers, _ = _writers(checkpoint, layout, None, limits, _ignore)
     check_names(writers, checkpoint.origin)
     if limits.max_disk is not None:
         nbytes = written_nbytes(checkpoint, layout)
@@ -280,7 +274,6 @@ def _writers(
     keys: Callable[[str], bool] | None,
     limits: Limits,
     progress: Progress,
-    converted: Progress,
 ) -> tuple[dict[str, Writer], int]:
     """Return the writer of each file by path, and the approximate size; skip progress of carried tensors."""
     known = set(checkpoint)
@@ -303,7 +296,7 @@ def _writers(
         return {file.path: same(file) for file in checkpoint.files}, written_nbytes(checkpoint, layout)
     carried = [tensor for tensor in carried_tensors(checkpoint, limits) if keys is None or keys(tensor.key)]
     if layout != "torch" or keys is not None:
-        checkpoint = with_plain_values(checkpoint, carried, converted)
+        checkpoint = with_plain_values(checkpoint, carried)
     if keys is not None:
         aliased = {key for alias, key in checkpoint.aliases.items() if keys(alias)}
         chosen = [s for s in checkpoint.specs if keys(s.key) or s.key in aliased or s.key not in known]

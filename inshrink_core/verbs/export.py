@@ -85,8 +85,6 @@ class ExportReport(Report):
         Checkpoint files that were left out, and tensors that cannot be separated from their file.
     layers_left_out
         Outermost modules and tensors of the model that were left out.
-    converted
-        Tensors that the format cannot represent, and what was written instead: plain values, or parts.
     seconds
         Wall time.
     device
@@ -108,12 +106,11 @@ class ExportReport(Report):
     layers_left_out: tuple[str, ...]
     seconds: float
     device: str = "cpu"
-    converted: tuple[str, ...] = ()
 
     KEYS: ClassVar = (
         "archive output steps weights_only exact relative_error ratio_float32 "
         "ratio_weights=size.ratio_weights ratio_total=size.ratio_total raw_bytes=size.raw_total bytes=nbytes "
-        "left_out layers_left_out converted seconds device"
+        "left_out layers_left_out seconds device"
     )
 
     def to_json(self) -> dict[str, Any]:
@@ -307,7 +304,6 @@ class Export(Decoding, Request[ExportReport | PackReport]):
             relative_error=error,
             left_out=step.left_out,
             layers_left_out=step.layers_left_out,
-            converted=tuple(step.converted),
             seconds=time.perf_counter() - begun,
             device=source.device,
         )
@@ -442,7 +438,6 @@ class _Step:
         if not plain:  # quantized tensors stay packed in their files
             self.left_out += tuple(f"{item.key} ({item.kind})" for item in carried if item.file not in files)
         self.layers_left_out = _layers_left_out(self._checkpoint, self._view)
-        self.converted: list[str] = []
         self._source = [archive.reader.archive_id, info.frame_id]
 
     def write_exact(self, folder: Path) -> ArchiveSize:
@@ -495,7 +490,7 @@ class _Step:
         restored = made.checkpoint(made.last)
         cast = _Cast(restored, self._checkpoint, dtype)
         view = replace(restored, specs=tuple(map(cast.spec, restored.specs)), source=cast)
-        view = with_plain_values(view, self._carried, self.converted.append)
+        view = with_plain_values(view, self._carried)
         self.n_tensors = len(view)
         nbytes = written_nbytes(replace(view, files=()), "safetensors")
         where = self._archive.where(self._info)

@@ -65,8 +65,6 @@ class RestoreReport(Report):
         Device that encoded or decoded tensors: ``cpu`` or ``cuda``.
     without_state
         Steps whose optimizer state was pruned; everything else of them was restored.
-    converted
-        Tensors that the format cannot represent, and what was written instead: plain values, or parts.
     """
 
     steps: tuple[int, ...]
@@ -78,11 +76,10 @@ class RestoreReport(Report):
     originals: OriginalChecks
     device: str = "cpu"
     without_state: tuple[int, ...] = ()
-    converted: tuple[str, ...] = ()
 
     KEYS: ClassVar = (
         "steps steps_without_state=without_state files=paths format=layout seconds bytes_read "
-        "exact_roles=stored.exact lossy_roles=stored.lossy originals device converted"
+        "exact_roles=stored.exact lossy_roles=stored.lossy originals device"
     )
 
     def remarks(self) -> Iterator[str]:
@@ -191,7 +188,6 @@ class Restore(Stepping, Computing, InParts, Decoding, Request[RestoreReport]):
             total = sum(spec.nbytes for spec in specs if keys is None or keys(spec.key))
         count = Counter(self.progress, "restore", total)
         paths: list[Path] = []
-        converted: dict[str, None] = {}
         written = self.layout
         folders, collide = _folders(view, every)
         for info in infos:
@@ -210,7 +206,6 @@ class Restore(Stepping, Computing, InParts, Decoding, Request[RestoreReport]):
                     keys=keys,
                     progress=partial(_report, count, checkpoint),
                     limits=opened.limits,
-                    converted=lambda what: converted.setdefault(what),
                 )
         if self.part is not None:
             meet()
@@ -225,7 +220,6 @@ class Restore(Stepping, Computing, InParts, Decoding, Request[RestoreReport]):
             originals=original_checks(opened, infos),
             device=opened.device,
             without_state=tuple(info.step for info in infos if dropped_of(opened.frame(info))),
-            converted=tuple(converted),
         )
 
     def _matching(
@@ -256,7 +250,6 @@ class Restore(Stepping, Computing, InParts, Decoding, Request[RestoreReport]):
             paths=tuple(path for report in done for path in report.paths),
             seconds=time.perf_counter() - begun,
             bytes_read=sum(report.bytes_read for report in done),
-            converted=tuple(dict.fromkeys(what for report in done for what in report.converted)),
             stored=exactness_of(opened, infos, _selector(self.tensors)),
             originals=original_checks(opened, infos),
         )

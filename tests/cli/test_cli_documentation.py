@@ -72,7 +72,7 @@ def test_the_schema_is_that_of_the_reports_and_refuses_other_documents():
         "seconds": 0.5,
         "bytes_read": 1,
     }
-    document |= {"device": "cpu", "exact_roles": [], "lossy_roles": [], "converted": []}
+    document |= {"device": "cpu", "exact_roles": [], "lossy_roles": []}
     document |= {"originals": {"text": "", "checked": [1], "unchecked": [], "unknown": [], "damaged": []}}
     assert valid(document)
     assert valid({"error": {"type": "InputError", "message": "no", "exit_code": 2}})
