@@ -142,14 +142,20 @@ def _show_handles(board: Board, rates: Rates, predicted: Predicted) -> None:
     # The geometric mean of the parameters, weighted by the sizes of the tensors.
     middle = math.exp(float(np.log(np.asarray(values)) @ rates.sizes) / rates.sizes.sum())
     nearest = min(range(len(options)), key=lambda place: abs(math.log(options[place] / middle)))
-    st.session_state[_HANDLE] = options[nearest] = float(f"{middle:.3g}")
+    now = options[nearest] = float(f"{middle:.3g}")
+    # Any other change of the bits makes a new slider, lest the browser send the value of the old one.
+    n = st.session_state.setdefault(_HANDLE, 0)
+    if st.session_state.get(f"{_HANDLE}.{n}", now) != now:
+        n = st.session_state[_HANDLE] = n + 1
+    key = f"{_HANDLE}.{n}"
     row = st.container(horizontal=True, vertical_alignment="bottom", gap="medium")
     row.select_slider(
         f"{number.label or number.settings[0]} of all unlocked layers",
         options,
-        key=_HANDLE,
+        now,
+        key=key,
         format_func=lambda value: f"{value:g}",
-        on_change=lambda: _scale(board, rates, range(len(values)), st.session_state[_HANDLE] / middle),
+        on_change=lambda: _scale(board, rates, range(len(values)), st.session_state[key] / middle),
         help=f"In units of {number.unit}. Finer to the left, smaller to the right.",
     )
 
