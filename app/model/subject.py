@@ -83,6 +83,11 @@ class Subject:
         return self.place if self.place.is_dir() else self.place.parent
 
     @property
+    def raw_nbytes(self) -> int:
+        """Raw bytes of all tensors of all steps."""
+        return len(self.steps) * sum(row.nbytes for row in self.tensors)
+
+    @property
     def model_tensors(self) -> tuple[TensorSpec, ...]:
         """Weights and buffers of the last checkpoint."""
         return tuple(row for row in self.tensors if row.role in MODEL_ROLES)

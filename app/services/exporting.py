@@ -341,7 +341,7 @@ def export_made_at(job: Job) -> Path:
     return Path(last.archive if last.verb() == "compress" else last.pack or last.output)
 
 
-@st.cache_data(show_spinner=False, max_entries=512)
+@st.cache_resource(show_spinner=False, max_entries=512)
 def _sha256(path: str, mtime_ns: int, size: int) -> str:
     """Return the digest of a file; cached by its path, time and size."""
     with Path(path).open("rb") as file:

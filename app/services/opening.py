@@ -431,7 +431,7 @@ def _stamp(path: Path) -> tuple[int, int]:
     return (status.st_mtime_ns, status.st_size)
 
 
-@st.cache_data(show_spinner=False, max_entries=256, ttl=_SECONDS_ELSEWHERE)
+@st.cache_resource(show_spinner=False, max_entries=256, ttl=_SECONDS_ELSEWHERE)
 def _seen_at(address: str) -> tuple[int, int]:
     """Return a stamp of the objects at an address, and their number."""
     with reported():
@@ -546,7 +546,7 @@ def listed_at(folder: Address) -> tuple[Address, ...]:
     return _listed_at(str(folder)) if settings().allows(folder) else ()
 
 
-@st.cache_data(show_spinner=False, max_entries=64, ttl=_SECONDS_ELSEWHERE)
+@st.cache_resource(show_spinner=False, max_entries=64, ttl=_SECONDS_ELSEWHERE)
 def _listed_at(folder: str) -> tuple[Address, ...]:
     with reported():
         return tuple(Address(f"{folder}/{name}") for name in storage_at(folder).list(""))

@@ -77,10 +77,11 @@ def _run(shown: Subject, *, watched: bool) -> None:
     panel = layout.panel(f"**{name}**", ":material/folder_open:", "header.run", help=path)
     averages = set(services.averages_of(shown))
     n_tensors = len({row.name for row in shown.tensors if row.role == "weight"} - averages)
+    size = shown.raw_nbytes if shown.kind == "run" else shown.total_bytes  # as in every figure of the run
     about = [
         f"the newest {fmt.counted(len(shown.steps), 'step')}, {fmt.count(shown.n_unread)} not read yet"
         if shown.n_unread
-        else f"{fmt.counted(len(shown.steps), 'step')} · {fmt.size(shown.total_bytes)}",
+        else f"{fmt.counted(len(shown.steps), 'step')} · {fmt.size(size)}",
         f"{fmt.size(shown.n_parameters).rstrip('B')} parameters in {fmt.counted(n_tensors, 'tensor')}",
         *(["with a moving average"] if averages else []),
     ]

@@ -157,20 +157,21 @@ def _resume_button(job: Job, place: str = "page") -> None:
 
 def stopped(job: Job) -> None:
     """Draw why a job did not finish, and the button that resumes it."""
-    if job.problem is not None:
-        problem.show(job.problem)
-    elif job.state == "interrupted":
-        rest = (
-            "It starts from the beginning."
-            if job.verb in _TRIALS
-            else "Resume it: finished work is not repeated."
-        )
-        st.warning(f"The explorer was closed while this ran. {rest}", icon=":material/pause_circle:")
-    elif job.is_watching:
-        st.info("Ended. Archived steps are kept; resume to continue.", icon=":material/info:")
-    else:
-        st.info("Cancelled. Finished work is kept.", icon=":material/info:")
-    _resume_button(job)
+    with st.container(horizontal=True, vertical_alignment="center"):
+        if job.problem is not None:
+            problem.show(job.problem)
+        elif job.state == "interrupted":
+            rest = (
+                "It starts from the beginning."
+                if job.verb in _TRIALS
+                else "Resume it: finished work is not repeated."
+            )
+            st.warning(f"The explorer was closed while this ran. {rest}", icon=":material/pause_circle:")
+        elif job.is_watching:
+            st.info("Ended. Archived steps are kept; resume to continue.", icon=":material/info:")
+        else:
+            st.info("Cancelled. Finished work is kept.", icon=":material/info:")
+        _resume_button(job)
 
 
 def jobs_drawer() -> None:

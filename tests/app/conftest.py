@@ -46,7 +46,6 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(services, "warm_up", lambda: None)
     monkeypatch.setattr(opening, "_SECONDS_AT_ONCE", (60.0, 600.0))  # Also where others use the processor.
     st.cache_resource.clear()
-    st.cache_data.clear()
     roots.configure([folder])
     return folder
 

@@ -35,6 +35,7 @@ _TABLE, _HANDLE, _CHART, _POINTS = "bits.layers", "bits.handle", "bits.curve", "
 _STEP = 2.0
 """A click halves or doubles a step size, which changes about one bit per weight."""
 
+_PICK = "Pick rows with the boxes of the map or the table."
 _TABLE_HEIGHT, _SHARE_WIDTH = 282, 105
 _LABEL_WIDTH = 60
 _COLUMNS = {
@@ -49,16 +50,24 @@ _COLUMNS = {
 """Columns of the table of points: heading, and field of a `SearchPoint`."""
 
 
+def actions(board: Board, view: View) -> None:
+    """Draw the buttons of the search and of the ticked rows, into a line of the strip."""
+    _show_search(board)
+    if board.rates is not None and board.predicted is not None:
+        _edit_ticked(board, board.rates, view)
+
+
 def show(board: Board, view: View) -> None:
     """Draw the drawer, with the rows of the map."""
     left, right = st.columns([3, 2], gap="medium")
     with left:
-        _show_search(board)
         _progress(board)
         if board.rates is not None and board.predicted is not None:
             _show_table(board, board.rates, board.predicted, view)
         elif board.rates is not None or boards.number_of(str(board.config["codec"])) is None:
             st.caption("These settings are not one number per layer. Edit them as text, below.")
+        if board.evaluator is not None:
+            _baselines(board, board.evaluator)
     with right:
         _draw_curve(board)
         if board.rates is not None and board.predicted is not None:
@@ -104,7 +113,7 @@ def _take(board: Board, rates: Rates, values: Sequence[float]) -> None:
     boards.edit_bits(board.shown, config, "by hand")
 
 
-def _scale(board: Board, rates: Rates, factor: float, members: Collection[int]) -> None:
+def _scale(board: Board, rates: Rates, members: Collection[int], factor: float) -> None:
     """Scale the parameter of unlocked tensors, within the limits of the codec."""
     number = boards.number_of(rates.codec)
     low, high = (0.0, math.inf) if number is None or number.within is None else number.within
@@ -133,14 +142,20 @@ def _show_handles(board: Board, rates: Rates, predicted: Predicted) -> None:
     # The geometric mean of the parameters, weighted by the sizes of the tensors.
     middle = math.exp(float(np.log(np.asarray(values)) @ rates.sizes) / rates.sizes.sum())
     nearest = min(range(len(options)), key=lambda place: abs(math.log(options[place] / middle)))
-    st.session_state[_HANDLE] = options[nearest] = float(f"{middle:.3g}")
+    now = options[nearest] = float(f"{middle:.3g}")
+    # Any other change of the bits makes a new slider, lest the browser send the value of the old one.
+    n = st.session_state.setdefault(_HANDLE, 0)
+    if st.session_state.get(f"{_HANDLE}.{n}", now) != now:
+        n = st.session_state[_HANDLE] = n + 1
+    key = f"{_HANDLE}.{n}"
     row = st.container(horizontal=True, vertical_alignment="bottom", gap="medium")
     row.select_slider(
         f"{number.label or number.settings[0]} of all unlocked layers",
         options,
-        key=_HANDLE,
+        now,
+        key=key,
         format_func=lambda value: f"{value:g}",
-        on_change=lambda: _scale(board, rates, st.session_state[_HANDLE] / middle, range(len(values))),
+        on_change=lambda: _scale(board, rates, range(len(values)), st.session_state[key] / middle),
         help=f"In units of {number.unit}. Finer to the left, smaller to the right.",
     )
 
@@ -152,36 +167,42 @@ def _show_handles(board: Board, rates: Rates, predicted: Predicted) -> None:
     row.button("Best bits for this size", icon=":material/balance:", on_click=distribute, help=tip)
 
 
+_EDITS: Mapping[str, tuple[str, str, str, Callable[..., None]]] = {
+    "−": ("Fewer bits", "remove", "Fewer bits: twice the step size", functools.partial(_scale, factor=_STEP)),
+    "+": ("More bits", "add", "More bits: half the step size", functools.partial(_scale, factor=1 / _STEP)),
+    "Lock": ("Lock or unlock", "lock", "Locked layers keep their bits.", _toggle),
+}
+"""Changes of rows: heading of the column, label, icon, help, and function of the positions of tensors."""
+
+
+def _edit_ticked(board: Board, rates: Rates, view: View) -> None:
+    """Draw the buttons that change the bits of the ticked rows."""
+    ticked = chosen.ticked(str(view.shown.path))
+    picked = {place for row in _rows_of(rates, view)[0] if row.name in ticked for place in row.members}
+    for label, icon, tip, act in _EDITS.values():
+        look: dict[str, Any] = {"icon": f":material/{icon}:", "help": tip if picked else _PICK}
+        st.button(label, on_click=act, args=(board, rates, picked), disabled=not picked, **look)
+    if picked:
+        st.caption(f"{fmt.counted(len(picked), 'tensor')} picked.", width="content")
+
+
 def _show_table(board: Board, rates: Rates, predicted: Predicted, view: View) -> None:
-    """Draw the layers, with buttons in each row and for the picked rows."""
+    """Draw the layers, with buttons in each row."""
     ticked = chosen.ticked(str(view.shown.path))
     rows, shares = _rows_of(rates, view)
-    picked = {place for row in rows if row.name in ticked for place in row.members}
-    fewer, more = (functools.partial(_scale, board, rates, factor) for factor in (_STEP, 1 / _STEP))
-    toggle = functools.partial(_toggle, board, rates)
-    actions: dict[str, tuple[str, str, int, str | None, Callable[[Collection[int]], None]]] = {
-        "−": ("Fewer bits", "remove", 48, "Fewer bits: twice the step size", fewer),
-        "+": ("More bits", "add", 48, "More bits: half the step size", more),
-        "Lock": ("Lock or unlock", "lock", 90, None, toggle),
-    }
-    with st.container(horizontal=True, vertical_alignment="center", gap="small"):
-        for label, icon, _, _, act in actions.values():
-            st.button(label, icon=f":material/{icon}:", on_click=act, args=(picked,), disabled=not picked)
-        how = "Pick rows with their boxes, or with arrow keys and Shift+Space."
-        st.caption(f"{fmt.counted(len(picked), 'tensor')} picked." if picked else how, width="content")
     if not rows:
         st.caption("No row matches. Clear the filter to see all of them.")
         return
 
-    def click(key: str, act: Callable[[Collection[int]], None]) -> None:
-        place = (st.session_state.get(key) or {}).get("row")
+    def click(heading: str) -> None:
+        place = (st.session_state.get(f"bits.row.{heading}") or {}).get("row")
         if isinstance(place, int) and 0 <= place < len(rows):  # The browser is not trusted.
-            act(rows[place].members)
+            _EDITS[heading][3](board, rates, rows[place].members)
 
-    def button(heading: str, width: int, tip: str | None, act: Callable[[Collection[int]], None]) -> object:
-        key = f"bits.row.{heading}"
-        callback = functools.partial(click, key, act)
-        return st.column_config.ButtonColumn(heading, width=width, key=key, on_click=callback, help=tip)
+    def button(heading: str) -> object:
+        look: dict[str, Any] = {"width": 90 if heading == "Lock" else 48, "help": _EDITS[heading][2]}
+        callback = functools.partial(click, heading)
+        return st.column_config.ButtonColumn(heading, key=f"bits.row.{heading}", on_click=callback, **look)
 
     weight = METRICS[view.table.metric].quantity
     n_alike = int((~rates.is_sampled).sum())
@@ -197,7 +218,7 @@ def _show_table(board: Board, rates: Rates, predicted: Predicted, view: View) ->
         {
             "Bits per weight": st.column_config.NumberColumn("Bits", format="%.2f", width=60, help=alike),
             **{name: listing.share_column(tip, width=_SHARE_WIDTH) for name, tip in tips.items()},
-            **{name: button(name, width, tip, act) for name, (_, _, width, tip, act) in actions.items()},
+            **{heading: button(heading) for heading in _EDITS},
         },
         f"Layers with {weight.lower()}, bits per weight, share of the bytes, and buttons to change them",
         _TABLE,
@@ -360,37 +381,37 @@ _RATIO = 30.0
 
 
 def _show_search(board: Board) -> None:
-    """Draw the search button, its options, progress and result."""
+    """Draw the search button and its options."""
     shown, evaluator, job = board.shown, board.evaluator, board.search
-    with st.container(horizontal=True, vertical_alignment="center"):
-        place = st.container(width="content")
-        with st.popover("Search options", icon=":material/tune:"):
-            asked = _options(shown, board.now, board.steps)
-        request = dataclasses.replace(asked, **services.evaluator_fields(evaluator))
-        can_search = evaluator is not None and (
-            request.target_ratio is not None or bool(request.bounds.limits)
-        )
-        n_steps = len(listed(request.steps) or shown.steps)
-        tip = f"Writes and evaluates {fmt.counted(n_steps, 'step')} for each trial, in memory."
-        if evaluator is None:
-            tip = "A search needs an evaluator that you trust; choose it in the header."
-        elif not can_search:
-            tip = "A search needs a bound, in the header, or a ratio, in its options."
-        pressed = place.button(
-            "Search again" if job is not None else "Search for the best bits",
-            icon=":material/search:",
-            disabled=not can_search or (job is not None and job.is_running),
-            help=tip,
-            key="search.start",
-        )
-        if pressed:
-            state.clicked()
-            trusted = services.consent_to(evaluator)
-            work = Work.asking([request], shown.path, "run", "search", trusted=trusted)
-            state.publish(job=services.start_job(work).job_id)
-            st.rerun()
-        if evaluator is not None:
-            _baselines(board, evaluator)
+    place = st.container(width="content")
+    with st.popover("Search options", icon=":material/tune:"):
+        asked = _options(shown, board.now, board.steps)
+    request = dataclasses.replace(asked, **services.evaluator_fields(evaluator))
+    can_search = evaluator is not None and (request.target_ratio is not None or bool(request.bounds.limits))
+    n_steps = len(listed(request.steps) or shown.steps)
+    tip = f"Writes and evaluates {fmt.counted(n_steps, 'step')} for each trial, in memory."
+    if evaluator is None:
+        tip = "A search needs an evaluator that you trust; choose it in the header."
+    elif not can_search:
+        tip = "A search needs a bound, in the header, or a ratio, in its options."
+    pressed = place.button(
+        "Search again" if job is not None else "Search for the best bits",
+        icon=":material/search:",
+        disabled=not can_search or (job is not None and job.is_running),
+        help=tip,
+        key="search.start",
+    )
+    if pressed:
+        state.clicked()
+        trusted = services.consent_to(evaluator)
+        work = Work.asking([request], shown.path, "run", "search", trusted=trusted)
+        state.publish(job=services.start_job(work).job_id)
+        st.rerun()
+
+
+def show_result(board: Board) -> None:
+    """Draw the progress of the search, or its result."""
+    job = board.search
     job_card.settled(job, parts=job_card.n_rows)
     if job is not None and not job.is_running:
         _found(board, job)

@@ -107,11 +107,6 @@ class Board(Intent):
         return {"codec": self.codec, "settings": dict(list(codec_settings(self.codec).items())[:1])}
 
     @property
-    def raw_nbytes(self) -> int:
-        """Raw bytes of all tensors of all steps."""
-        return len(self.shown.steps) * sum(row.nbytes for row in self.shown.tensors)
-
-    @property
     def figure(self) -> str:
         """The figure that rates configurations: the bounded one, else one that is known."""
         kind = self.now.bound.kind
@@ -150,7 +145,7 @@ class Board(Intent):
             if row is None:
                 return None
             costs = {kind: 0.0 if row["basis"] == "exact" else row.get(kind) for kind in COSTS}
-            ratio = self.raw_nbytes / row["nbytes"] if row["nbytes"] else None
+            ratio = self.shown.raw_nbytes / row["nbytes"] if row["nbytes"] else None
             return Figures(ESTIMATED, row["nbytes"], ratio, row["bits_per_weight"], **costs)
         full = _with_defaults(config)
         seen = [
@@ -178,8 +173,8 @@ class Board(Intent):
         bits = 8 * nbytes / n_weights if nbytes and n_weights else None
         if self.now.keep != "weights":
             total = math.nan if self.rates is None else self.rates.ratio_total_of(ratio)
-            nbytes = self.raw_nbytes / total if math.isfinite(total) else None
-        return Figures(basis, nbytes, self.raw_nbytes / nbytes if nbytes else None, bits, **costs)
+            nbytes = self.shown.raw_nbytes / total if math.isfinite(total) else None
+        return Figures(basis, nbytes, self.shown.raw_nbytes / nbytes if nbytes else None, bits, **costs)
 
 
 def gather(shown: Subject, now: Chosen, evaluator: EvaluatorCode | None) -> Board:

@@ -20,7 +20,7 @@ from inshrink_app.pages.run.rows import View
 from inshrink_app.pages.run.selection import Selection
 from inshrink_app.theme import CATEGORICAL, MARK, PRIMARY
 from inshrink_app.widgets import fmt, modules
-from inshrink_app.widgets.figures import TOOLBAR, curve, lay_out, log_ticks, steps_axis, title
+from inshrink_app.widgets.figures import TOOLBAR, curve, few_ticks, lay_out, log_ticks, steps_axis, title
 from inshrink_app.widgets.layout import chart, remembered
 from inshrink_app.widgets.modules import Node
 from numpy.typing import NDArray
@@ -29,7 +29,7 @@ from inshrink_core.analysis.findings import findings, learning_rates
 from inshrink_core.sensitivity import SensitivityMetric
 
 _CHART, _CELLS = "heatmap", "heatmap.cells"
-_LINES_HEIGHT = 120
+_LINES_HEIGHT, _MAX_TICKS = 120, 4
 _MAX_GAPS = 6
 _DASHES = ("solid", "dot")
 _NAME_WIDTH = 60
@@ -167,7 +167,9 @@ def draw_lines(
     figure.update_layout(hovermode="x unified", margin_t=TOOLBAR, height=figure.layout.height - TOOLBAR)
     figure.update_xaxes(**steps_axis(8))
     every = np.concatenate([values.ravel() for _, _, values in curves])
-    scale = {} if metric == "bits" else {"type": "log", **log_ticks(every)}
+    ticks = log_ticks(every)
+    few = few_ticks(ticks["tickvals"], ticks["ticktext"], _MAX_TICKS)
+    scale = {} if metric == "bits" else {"type": "log", **few}
     figure.update_yaxes(title=title(fmt.html(METRICS[metric].symbol)), automargin=True, **scale)
     alt = f"{METRICS[metric].label} of {', '.join(labels)} over the steps"
     chart(figure, f"lines.{metric}.{len(curves)}.{n_each}", alt)

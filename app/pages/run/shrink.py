@@ -50,7 +50,7 @@ def show(board: Board) -> Requests:
 
 
 def _size(board: Board) -> None:
-    before, now = fmt.size(board.raw_nbytes), board.figures
+    before, now = fmt.size(board.shown.raw_nbytes), board.figures
     if now is None or now.nbytes is None:
         st.markdown(f"#### {before}")
         return
@@ -168,12 +168,12 @@ _FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {
 }
 
 
-def show_strip(board: Board) -> None:
-    """Draw the strip: figures, *Undo*, and *Automatic*, which returns the choice to the bound."""
+def show_figures(board: Board) -> None:
+    """Draw the figures of the choice, *Undo*, and *Automatic*, which returns the choice to the bound."""
     now, before = board.figures, None
     if board.now.before and board.is_by_hand:
         before = board.figures_of(board.now.before[-1][0])
-    with st.container(key="strip"), st.container(horizontal=True, vertical_alignment="center", gap="small"):
+    with st.container(horizontal=True, vertical_alignment="center", gap="small"):
         if now is not None:
             _figures(board, now, before)
         look: dict[str, Any] = {"type": "tertiary", "args": (board.shown,)}

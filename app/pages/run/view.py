@@ -95,15 +95,15 @@ def _place(shown: Subject) -> None:
     if board is not None:
         with card:
             requests = shrink.show(board)
-        with strip_place:
-            shrink.show_strip(board)
     elif shown.n_unread:
         card.caption("Sizes and bits follow once all checkpoints are read.")
     with panel:
         _panel(view, found)
     chosen.publish(found, ticked)
+    with strip_place:
+        name = _strip(view, board)
     with drawer:
-        _drawer(view, board, found, requests)
+        _drawer(name, view, board, found, requests)
 
 
 def _unmeasured(shown: Subject, look: Look, board: Board | None, job: Job | None) -> Sensitivity:
@@ -217,14 +217,29 @@ def _panel(view: View, found: Selection | None) -> None:
             rows.show_group(view, found)
 
 
-def _drawer(view: View, board: Board | None, found: Selection | None, requests: Requests) -> None:
+_BARE: dict[str, Any] = {"label_visibility": "collapsed"}
+
+
+def _strip(view: View, board: Board | None) -> str:
+    """Draw the strip, with the choice of the drawer and the actions of *Bits*; return the chosen one."""
+    offered = dict(_DRAWERS)
+    if board is None and not view.shown.n_unread:
+        del offered["bits"]
+    with st.container(key="strip", gap="xsmall"):
+        if board is not None:
+            shrink.show_figures(board)
+        with st.container(horizontal=True, vertical_alignment="center", gap="small"):
+            name = one_of_few("run", "Drawer", "drawer", offered, next(iter(offered)), **_BARE)
+            if name == "bits" and board is not None:
+                bits.actions(board, view)
+        if board is not None:
+            bits.show_result(board)
+    return name
+
+
+def _drawer(name: str, view: View, board: Board | None, found: Selection | None, requests: Requests) -> None:
     """Draw the open drawer."""
     shown, look = view.shown, view.look
-    offered = {
-        key: word for key, word in _DRAWERS.items() if key != "bits" or board is not None or shown.n_unread
-    }
-    bare: dict[str, Any] = {"label_visibility": "collapsed"}
-    name = one_of_few("run", "Drawer", "drawer", offered, next(iter(offered)), **bare)
     if name == "bits" and board is not None:
         bits.show(board, view)
     elif name == "bits":
@@ -233,7 +248,7 @@ def _drawer(view: View, board: Board | None, found: Selection | None, requests: 
         _table(view)
     elif name == "code":
         _code(shown, look, board, found, requests)
-    elif one_of_few("run", "Compared", "compared", _COMPARED, "steps", **bare) == "steps":
+    elif one_of_few("run", "Compared", "compared", _COMPARED, "steps", **_BARE) == "steps":
         changes.two_steps(shown, view.tensors, look.statistic)
     else:
         changes.two_runs(shown, view.tensors, look.statistic, functools.partial(_of_other, look))
