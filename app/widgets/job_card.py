@@ -161,11 +161,8 @@ def stopped(job: Job) -> None:
         if job.problem is not None:
             problem.show(job.problem)
         elif job.state == "interrupted":
-            rest = (
-                "It starts from the beginning."
-                if job.verb in _TRIALS
-                else "Resume it: finished work is not repeated."
-            )
+            again = job.verb in _TRIALS
+            rest = "It starts from the beginning." if again else "Resume it: finished work is not repeated."
             st.warning(f"The explorer was closed while this ran. {rest}", icon=":material/pause_circle:")
         elif job.is_watching:
             st.info("Ended. Archived steps are kept; resume to continue.", icon=":material/info:")
@@ -196,10 +193,7 @@ def _drawer(n_running: int, *, is_open: bool) -> None:
     if not jobs:
         st.caption("Measuring, writing, verifying and comparing appear here with their progress and log.")
         return
-    st.caption(
-        f"At most {services.MAX_AT_WORK} jobs run at a time. They continue when you leave a page or close "
-        "the tab. When the explorer ends, they stop and can be resumed."
-    )
+    st.caption(f"At most {services.MAX_AT_WORK} jobs run at a time. They continue when you close the tab.")
     shown = sorted(jobs, key=lambda job: not job.is_running)
     more = len(shown) > _SHOWN and not st.toggle(f"All {len(shown)} jobs", key="jobs.all")
     for job in shown[:_SHOWN] if more else shown:
@@ -234,8 +228,5 @@ def _row(job: Job) -> None:
             if run := text.query.pop("run"):
                 state.set_run(run)
             state.go_to(text.page, **text.query)
-        if not job.is_running and st.button("Remove", key=f"drawer.remove.{job.job_id}", type="tertiary"):
-            services.forget_job(job)
-            st.rerun()
     if job.log_text() and st.toggle("Log", key=f"drawer.log.{job.job_id}"):
         st.code(job.log_text(), language=None, wrap_lines=True)

@@ -275,8 +275,7 @@ def _draw_curve(board: Board) -> None:
     chart(
         drawn,
         _CHART,
-        f"Size of the weights against {quality.COSTS[figure].word}: equal settings, edited bits and "
-        "measured points",
+        f"Size of the weights against {quality.COSTS[figure].word}: equal, edited and measured settings",
         on_select=functools.partial(_clicked, board),
         selection_mode=("points",),
     )
@@ -477,10 +476,8 @@ def _found(board: Board, job: Job) -> None:
         notes = fmt.markdown(" ".join(map(fmt.sentence, _findings(report))))
         st.caption(fmt.markdown(text), width="content", help=notes or None)
         if board.now.config != best.config:
-            args = (board.shown, dict(best.config), "the search")
-            st.button(
-                "Take it", icon=":material/star:", key="search.take", on_click=boards.edit_bits, args=args
-            )
+            take = functools.partial(boards.edit_bits, board.shown, dict(best.config), "the search")
+            st.button("Take it", icon=":material/star:", key="search.take", on_click=take)
 
 
 def _findings(report: Mapping[str, Any]) -> Iterator[str]:

@@ -154,9 +154,8 @@ class Board(Intent):
             if point.is_complete and point.kind != "estimate" and point.config
             if point.config == config or (full and _with_defaults(point.config) == full)
         ]
-        point: SearchPoint | Predicted | None = max(
-            seen, key=lambda point: point.restore_cost is not None, default=None
-        )
+        judged = [point for point in seen if point.restore_cost is not None]
+        point: SearchPoint | Predicted | None = next(iter(judged or seen), None)
         # Trials use the optimizer state, which an archive of weights alone lacks.
         is_measured = any(found.kind == "archive" or self.now.keep != "weights" for found in seen)
         basis = MEASURED if is_measured else ESTIMATED
@@ -255,11 +254,9 @@ def _estimates(job: Job | None, rates: Rates | None, cost_per_nat: float | None)
     for i, point in enumerate(points):
         level = None if rates is None else point.config["settings"].get(rates.settings[0])
         if rates is not None and level in levels:
-            figures: dict[str, Any] = {
-                name: float(rates.curve(name)[levels.index(level)]) for name in rates.figures
-            }
-            cost = _times(cost_per_nat, figures["divergence"])
-            points[i] = point._replace(**figures, restore_cost=cost)
+            place = levels.index(level)
+            known: dict[str, Any] = {name: float(rates.curve(name)[place]) for name in rates.figures}
+            points[i] = point._replace(**known, restore_cost=_times(cost_per_nat, known["divergence"]))
     return points
 
 

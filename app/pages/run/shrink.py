@@ -192,16 +192,12 @@ def _figures(board: Board, now: Figures, before: Figures | None) -> None:
     bound = board.now.bound
     is_kept = bound.is_kept(bound.of(now))
     for name, (label, text) in _FIGURES.items():
-        value, earlier = getattr(now, name), getattr(before, name, None)
+        value, old = getattr(now, name), getattr(before, name, None)
         if value is None or (name == "divergence" != bound.kind):
             continue
         change = ""
-        if (
-            earlier is not None
-            and text(value) != text(earlier)
-            and not math.isclose(value, earlier, rel_tol=1e-3)
-        ):
-            change = f" :small[({'+' if value > earlier else '−'}{text(abs(value - earlier))})]"
+        if old is not None and text(value) != text(old) and not math.isclose(value, old, rel_tol=1e-3):
+            change = f" :small[({'+' if value > old else '−'}{text(abs(value - old))})]"
         about = _about(board) if name == "nbytes" else ""
         shown = f"{about}{text(value)}" if is_kept or name != bound.kind else f":red[{text(value)}]"
         st.markdown(f":small[{label}] **{shown}**{change}", width="content", help=HELPS.get(name))

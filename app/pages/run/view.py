@@ -38,9 +38,7 @@ def render() -> None:
     with notices:
         if shown.kind == "archive":
             _archive(shown)
-        problem.show_unreadable(
-            shown.unreadable, "The map and archives leave them out. Keep these files, or fetch intact ones."
-        )
+        problem.show_unreadable(shown.unreadable, "Map and archives leave them out. Keep or fetch the files.")
     with place:
         _place(shown)
 
@@ -49,10 +47,7 @@ def _archive(shown: Subject) -> None:
     """Lead from an archive to its panels, and to its run."""
     original = services.original_of(shown)
     with st.container(horizontal=True, vertical_alignment="center"):
-        st.caption(
-            "This is an archive: the map shows the restored weights, with the error of the compression.",
-            width="content",
-        )
+        st.caption("This is an archive: the map shows restored weights and their error.", width="content")
         if st.button("Open in Archives", icon=":material/inventory_2:", key="run.archive"):
             state.go_to("archives")
         if original is not None and st.button("Open its run", icon=":material/folder_open:"):
