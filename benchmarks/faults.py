@@ -41,7 +41,7 @@ _TESTS = {
     "checksums hostile_pickles dcp_state runs_elsewhere",
     "archive": "archive: archive_reader archive_writer layout packed segments storage objects; "
     "integrations: hub",
-    "chain": "chain: append encoder lineage override base budget chain_report attachments",
+    "chain": "chain: append encoder lineage override base chain_report attachments",
     "codecs": "codecs: lattice lossless moments inshrinkerator lattice_predicted lattice_exact; "
     "lab: bench_variants",
     "coding": "coding: adaptive changes coders lzma2 rans",

@@ -25,6 +25,7 @@ from inshrink_lab.results import TrainingResult
 
 if TYPE_CHECKING:
     from inshrink_core.chain import ChainConfig
+    from inshrink_core.search.bounded import StepWriter
     from inshrink_core.search.bounds import Bounds
     from inshrink_lab.tasks.task import Task
 
@@ -154,11 +155,11 @@ def _moved(batch: Any, device: str) -> Any:
 
 
 def open_saver(
-    archive: Path, training: Training, chain: ChainConfig, checked: CheckedWriter | None = None
+    archive: Path, training: Training, chain: ChainConfig, step_writer: StepWriter | None = None
 ) -> Saver:
-    """Return a saver of a training that uses a chain config or a checked writer."""
+    """Return a saver of a training that uses a chain config or a step writer."""
     # A check chooses the codec per save, so the archive's last codec may differ from its first one.
-    known = checked is None or not is_archive(archive)
+    known = step_writer is None or not is_archive(archive)
     return Saver(
         archive,
         training.model,
@@ -168,7 +169,7 @@ def open_saver(
         optimizer_state=chain.optimizer,
         keyframe_every=chain.keyframe_every,
         device="cpu",
-        step_writer=checked,
+        step_writer=step_writer,
     )
 
 

@@ -19,18 +19,18 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import torch
 
-from inshrink_core.chain import Archive, changed_nbytes
+from inshrink_core.chain import Archive
 from inshrink_core.errors import InputError
 from inshrink_core.execution.files import working_folder
 from inshrink_core.execution.progress import OnProgress, Progress
 from inshrink_core.metrics import Direction
 from inshrink_core.report import Report
 from inshrink_core.training.state import TrainingState
+from inshrink_lab.budget import BudgetWriter
 from inshrink_lab.failing import OnStep, Setup, Training, isolated, open_saver, perturb
 
 if TYPE_CHECKING:
     from inshrink_core.chain import ChainConfig
-    from inshrink_core.training.saver import Saver
 
 
 _CHOICE_STRIDE: Final = 1_000_003
@@ -245,7 +245,8 @@ def _failures(
     chance, found = torch.Generator().manual_seed(seed * _CHOICE_STRIDE + 1), []
     failing = _failing_at(setup, chance)
     training, at, saved = Training(setup, seed, seed), 0, 0
-    with open_saver(archive, training, chain) as saver:
+    step_writer = None if budget is None else BudgetWriter(budget)
+    with open_saver(archive, training, chain, step_writer) as saver:
         for step in sorted({*saves, *failing}):
             training.advance(range(at + 1, step + 1), saver.record, on_step)
             at = step
@@ -255,7 +256,7 @@ def _failures(
                 with torch.random.fork_rng():
                     found.append(_failure(training, *failing[step], step, names, content))
             if step in saves:
-                saver.save(step, **_within(saver, budget))
+                saver.save(step)
                 saved = step
     return found
 
@@ -272,18 +273,6 @@ def _failing_at(setup: Setup, chance: torch.Generator) -> dict[int, tuple[int, i
             failed_at = step + int(torch.randint(1, between + 1, (), generator=chance))
             failing[min(failed_at, setup.n_steps - 1)] = (step, between)
     return {failed_at: place for failed_at, place in failing.items() if failed_at > place[0]}
-
-
-def _within(saver: Saver, share: float | None) -> dict[str, Any]:
-    """Return the budget of a save: a share of the bytes of all tensors at their last changes."""
-    if share is None or saver.last_step is None:
-        return {}
-    saver.flush()
-    archive = Archive.open(saver.path)
-    nbytes = changed_nbytes(archive, archive.last).values()
-    if not nbytes:
-        return {}
-    return {"budget": max(int(share * sum(nbytes)), *nbytes), "max_age": 2 * round(1 / share)}
 
 
 def _chosen(names: Sequence[str], lose: float, chance: torch.Generator) -> frozenset[str]:

@@ -97,10 +97,8 @@ def known_facts(known: Known, n_steps: int | None = None) -> list[Fact]:
         cost = ("Restore cost", fmt.percent(dearest.restore_cost), basis, f"{about} {TIP}")
     if worst is None:
         return [cost]
-    share = known.granularity
-    grain = "" if share is None else f" One sample of {fmt.count(known.n_samples)} is {fmt.percent(share)}."
     about_drop = old or f"{found.metric}, step {fmt.count(worst.step)}"
-    tip_of_drop = f"Relative, of {fmt.markdown(found.metric)} at the worst step. {about}{grain}"
+    tip_of_drop = f"Relative, of {fmt.markdown(found.metric)} at the worst step. {about}"
     return [cost, ("Largest drop", fmt.percent(worst.drop), fmt.clipped(about_drop, 40), tip_of_drop)]
 
 

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from inshrink_core.chain.attachments import holds_content as holds_content
     from inshrink_core.chain.attachments import stored_view as stored_view
     from inshrink_core.chain.attachments import tensor_digest as tensor_digest
-    from inshrink_core.chain.budget import Budget as Budget
-    from inshrink_core.chain.budget import changed_nbytes as changed_nbytes
     from inshrink_core.chain.config import ChainConfig as ChainConfig
     from inshrink_core.chain.encoder import ChainState as ChainState
     from inshrink_core.chain.encoder import FramePlan as FramePlan

@@ -13,7 +13,6 @@ from inshrink_core.archive import ArchiveWriter, PartWriter
 from inshrink_core.chain.archive import Archive, open_base_at
 from inshrink_core.chain.attachments import add_attachments, attachments_of, content_digest, stored_view
 from inshrink_core.chain.base import BASE, BaseFinder, BaseModel, require_base_codec
-from inshrink_core.chain.budget import Budget, unchanged_keys
 from inshrink_core.chain.config import ChainConfig, LargeError, large_errors
 from inshrink_core.chain.encoder import (
     RESIDENT_NBYTES,
@@ -224,14 +223,6 @@ class ChainWriter:
             return RecalledReference(lambda: (read(spec), None))
 
         return {spec.key: original(spec) for spec in before.specs}
-
-    def keep_within(self, checkpoint: Checkpoint, budget: Budget) -> None:
-        """Choose the tensors that the next frame leaves unchanged, so that a delta frame fits a budget."""
-        self._load_parent()
-        if self.parent is not None:
-            stored = stored_view(checkpoint, self.config.optimizer)
-            states = self._references or {}
-            self.unchanged = unchanged_keys(self.archive, self.parent, stored, states, budget)
 
     @holding_files()
     def append(

@@ -370,11 +370,6 @@ class BoundedWriter:
         step = self._trials(chain, checkpoint, target, keyframe=chain.keyframe_is_due)
         is_first = chain.parent is None
         decision = self._decide(step, previous, discriminative=discriminative, is_first=is_first)
-        if decision.candidate is None and chain.unchanged:
-            # Unchanged older tensors break the bounds, however fine the others are.
-            chain.unchanged = frozenset()
-            step = self._trials(chain, checkpoint, target, keyframe=step.keyframe)
-            decision = self._decide(step, previous, discriminative=discriminative, is_first=is_first)
         delta = decision.trial
         if step.keyframe or self._follows or self._keyframe_nbytes is None:
             return decision
@@ -513,7 +508,7 @@ class BoundedWriter:
     ) -> Appended:
         """Write a step bit for bit, because no measurement shows that a smaller frame keeps the bounds."""
         self._usage = None  # without a measurement the next step cannot reuse these settings
-        chain.config, chain.unchanged = self._exact(self.begin(checkpoint, chain)), frozenset()
+        chain.config = self._exact(self.begin(checkpoint, chain))
         return chain.append(checkpoint, done=done, quality={"how": "exact", "why": why})
 
     def can_repeat(self, chain: ChainWriter) -> bool:

@@ -295,8 +295,6 @@ class Archiver:
         else:
             if self._chain is None or save.parent is not None:
                 self._chain = self._chain_from(self._parent_of(save), save)
-            if save.budget is not None:
-                self._chain.keep_within(checkpoint, save.budget)
             metrics = save.metrics.items()
             self._chain.metrics = {name: math.nan if value is None else value for name, value in metrics}
             if self._step_writer is None:

@@ -20,7 +20,7 @@ from torch.utils.hooks import RemovableHandle
 from inshrink_core.archive import ArchiveWriter, is_archive
 from inshrink_core.archive.storage.contract import storage_errors
 from inshrink_core.archive.storage.registry import place_of
-from inshrink_core.chain import WRITTEN, Archive, Budget, changed_nbytes, open_base
+from inshrink_core.chain import Archive, open_base
 from inshrink_core.chain.archive import open_base_at
 from inshrink_core.chain.attachments import dropped_of
 from inshrink_core.chain.base import BaseFinder, BaseLike, require_base_codec
@@ -121,9 +121,6 @@ class Saver:
         The step of the last save or restore, or the archive's last; None if there is none.
     extra
         The `extra` of the step restored last.
-    older
-        After a restore: tensors, by name, that saves under a budget left at an earlier step, with that step.
-        Their optimizer state is of the same step.
 
     Raises
     ------
@@ -199,7 +196,6 @@ class Saver:
 
         self.path = place_of(archive)
         self.extra: dict[str, Any] = {}
-        self.older: dict[str, int] = {}
         self._state = TrainingState(model, optimizer, also)
         self._gradients = GradientAverage(self._state.parameters())
         self._config = make_chain_config(
@@ -221,7 +217,6 @@ class Saver:
                 resumed=is_archive(self.path),
             )
         self._retention = retention
-        self._possible_budget: int | None = None
         writer = self._open_writer()
         try:
             self._spool = Spool(spool_folder(self.path))
@@ -382,15 +377,7 @@ class Saver:
         """
         self._gradients.record()
 
-    def save(
-        self,
-        step: int,
-        extra: Mapping[str, Any] | None = None,
-        *,
-        wait: bool = True,
-        budget: int | None = None,
-        max_age: int = 16,
-    ) -> None:
+    def save(self, step: int, extra: Mapping[str, Any] | None = None, *, wait: bool = True) -> None:
         """Save model and optimizer.
 
         Parameters
@@ -404,16 +391,6 @@ class Saver:
             Whether the save is durable when this returns. If not, it is copied while training continues,
             and the optimizer's next step waits for the copy: until then only the optimizer may change
             parameters and state. The next `save`, `flush`, `restore` or `close` raises errors.
-        budget
-            Approximate number of bytes that the save may add to the archive. It holds the tensors that
-            changed most since they were last saved, with their optimizer state, and leaves the others
-            unchanged (SCAR: Qiao et al., ICML 2019, section 4); `older` lists these after a restore. Sizes
-            are predicted from the last change of a tensor. The first two saves and all keyframes are
-            complete, and so is, with a check, a save whose older tensors would cost more than
-            `max_restore_cost`.
-        max_age
-            Under a budget, every tensor is in one of this many consecutive saves; tensors that are due come
-            first and may exceed the budget.
 
         Raises
         ------
@@ -422,9 +399,8 @@ class Saver:
         MissingFrameError
             The file of the archive's last frame is missing, and no other step was restored.
         InputError
-            `extra` has an unsupported value; model or optimizer have a value that could not be read back;
-            or the budget is below the last change of a tensor, which only the first saves with a budget
-            detect. Nothing is saved.
+            `extra` has an unsupported value, or model or optimizer have a value that could not be read
+            back. Nothing is saved.
         StorageError
             The disk is full. Training can continue without this save.
         InshrinkError
@@ -434,39 +410,20 @@ class Saver:
         -----
         Blocks while the checkpoint is written to the disk, and while two saves are pending. Without `wait`,
         buffers are copied at once, and a thread copies parameters and optimizer state and writes them; host
-        memory has one copy of all. The save survives the process only after that. A budget limits the
-        archive: the spooled file is complete.
-
-        Examples
-        --------
-        >>> import pathlib, tempfile, torch
-        >>> model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
-        >>> path = pathlib.Path(tempfile.mkdtemp()) / "run.inshrink"
-        >>> with Saver(path, model, codec="lossless") as saver:
-        ...     for step in (1, 2, 3):
-        ...         for layer, distance in zip(model, (1.0, 0.01)):
-        ...             _ = layer.weight.data.add_(torch.randn(64, 64), alpha=distance)
-        ...         saver.save(step, budget=20_000)
-        ...     restored = saver.restore()
-        >>> restored, saver.older["1.weight"]
-        (3, 2)
+        memory has one copy of all. The save survives the process only after that.
         """
         self._require_models()
         self._use()
         self._staging.finish()
         self._require_next(step)
-        within = None if budget is None else Budget(budget, max_age)
         files = self._files(step, extra)
         metrics = (extra or {}).get("metrics")
         measured = {**(extra or {}), **(metrics if isinstance(metrics, Mapping) else {})}
-        if within is not None:
-            self._require_possible(within)
         self._archiver.wait_for_room()
         gradients = self._gradients.take()
         about: dict[str, Any] = {
             "restored": self._restored,
             "parent": self._parent,
-            "budget": within,
             "metrics": metrics_of(self._retention, measured),
             "apart": self._is_apart and bool(self._state.optimizers),
         }
@@ -599,26 +556,6 @@ class Saver:
         content[SAVE_KEY]["values"] = kinds
         return {"checkpoint": content, **({OPTIMIZER_NAME: beside} if beside else {})}
 
-    def _require_possible(self, budget: Budget) -> None:
-        """Refuse a budget that no frame could meet, once the sizes of tensors are known."""
-        if budget.nbytes == self._possible_budget:
-            return
-        self._drain()
-        head = self._archiver.reader.head
-        nbytes = {} if head is None else changed_nbytes(Archive(self._archiver.reader), head)
-        if not nbytes:
-            return
-        name = max(nbytes, key=nbytes.__getitem__)
-        if nbytes[name] > budget.nbytes:
-            raise InputError(
-                f"the budget is below what the last change of '{name}' took",
-                where=str(self.path),
-                expected=f"at least {nbytes[name]} bytes",
-                found=f"{budget.nbytes}",
-                remedy="give more bytes, and save less often",
-            )
-        self._possible_budget = budget.nbytes
-
     def _settled(self, files: Mapping[str, Any]) -> frozenset[int]:
         """Return the `id` of all values that only optimizers change; their next steps wait for a copy."""
         optimizers = [optimizer for group in self._state.optimizers.values() for optimizer in group]
@@ -735,7 +672,6 @@ class Saver:
             self._state.load(content)
             self.extra = content["extra"]
             self.resume_from(info)
-        self.older = dict(Archive(reader).frame(info).meta.get(WRITTEN, {}))
         self._gradients.forget()
         return info.step
 

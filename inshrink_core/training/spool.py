@@ -44,7 +44,6 @@ import torch
 from msgspec.structs import asdict, replace
 
 from inshrink_core.archive.storage.registry import local_beside
-from inshrink_core.chain import Budget
 from inshrink_core.checkpoint import Checkpoint, TensorSpec
 from inshrink_core.errors import DamagedError, InputError, InshrinkError, StorageError, clipped, named
 from inshrink_core.execution.files import make_folders, new_file, read_regular, sync_path, write_durably
@@ -108,7 +107,6 @@ class _Record(msgspec.Struct, kw_only=True, frozen=True):
     name: Annotated[str, msgspec.Meta(pattern=r"^(?!\.{1,2}$)[^/\\\0]+$")]
     restored: _FrameId | None = None
     parent: _FrameId | None = None
-    budget: Budget | None = None
     metrics: dict[str, float | None] = {}  # None for what is not finite, which JSON lacks
     apart: bool = False
     boot: str | None = None
@@ -129,8 +127,6 @@ class SpooledSave(_Record, kw_only=True, frozen=True):
         Id of the frame whose values training continued from; None without a restore.
     parent
         Id of the frame that this save follows; None for the archive's last.
-    budget
-        Bytes that its frame may take; None for a complete frame.
     metrics
         Metrics of the step.
     apart

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import json
 import statistics
 import time
@@ -212,8 +211,6 @@ class ArchiveEstimate:
 
     Parameters
     ----------
-    run_bytes
-        Raw bytes of every tensor of the chosen steps.
     tried
         The steps that were encoded.
     raw_bytes
@@ -222,8 +219,6 @@ class ArchiveEstimate:
         Size of the archive in bytes.
     bits_per_weight
         Mean stored bits of one weight at one step.
-    relative_error
-        Root of squared error over squared norm of the weights, the largest of the tried steps.
     restore_cost
         Expected rise of the loss, as a share of it; None if unknown.
     basis
@@ -237,12 +232,10 @@ class ArchiveEstimate:
         Whether the evaluator itself failed; False if it returned unsuitable results.
     """
 
-    run_bytes: int
     tried: tuple[int, ...]
     raw_bytes: int
     nbytes: int
     bits_per_weight: float | None
-    relative_error: float
     restore_cost: float | None
     basis: str
     bound: float | None = None
@@ -432,7 +425,9 @@ class _Sample(NamedTuple):
         from inshrink_core.search.measure import attachment_sizes, middle_of, sample_keys
         from inshrink_core.search.quadratic import sensitivities
 
-        stretches = _stretches(steps) if tried is None else [middle_of(steps, tried)]
+        stretches = [steps if tried is None else middle_of(steps, tried)]
+        if tried is None and len(steps) > 3 * _RUN_LENGTH:  # movement changes over a training
+            stretches = [steps[:_RUN_LENGTH], middle_of(steps, _RUN_LENGTH), steps[-_RUN_LENGTH:]]
         n_steps = sum(map(len, stretches))
         numel = max(_LEAST_NUMEL, _NUMEL // n_steps)
         read = functools.cache(run.__getitem__)
@@ -538,19 +533,31 @@ def _with_evaluated(
 
 def _estimate(sample: _Sample, asked: _Config, request: Estimate) -> EstimateReport:
     """Return the estimate of one configuration: encode the sample, and extrapolate to the chain."""
-    from inshrink_core.search.measure import estimate_rest, in_proportion
+    from inshrink_core.search.measure import encode_chain, estimate_rest, in_proportion
     from inshrink_core.search.quadratic import calibrate
 
     begun, chain, run, steps = time.perf_counter(), asked.chain, sample.run, sample.steps
     is_tried, specs = request.tried is not None, sample.model()
     count = Counter(None if request.each else request.progress, "estimate", sum(map(len, sample.stretches)))
     rows: list[_Row] = []
-    for row in itertools.chain.from_iterable(_encode(sample, chain, stretch) for stretch in sample.stretches):
-        rows.append(row)
-        count.add(1, row.step)
+    for stretch in sample.stretches:
+        encoded = encode_chain(chain, map(sample.checkpoint, stretch), sample.keys, sample.ahead(chain))
+        for number, (step, row) in enumerate(zip(stretch, encoded, strict=True)):
+            rows.append(
+                _Row(
+                    step,
+                    row.checkpoint.raw_bytes(MODEL_ROLES),
+                    row.scaled_nbytes,
+                    row.scaled_damage(sample.sensitivities[step]),
+                    row.relative_error,
+                    number % chain.keyframe_every == 0,
+                    row.nbytes,
+                    row.squared_errors,
+                )
+            )
+            count.add(1, step)
     calibration = calibrate([entry for entry in sample.known if entry.config.get("codec") == chain.codec])
     calibration = calibration if calibration.n_trials else calibrate(sample.known)
-    most = max(row.relative_error for row in rows)
     drop, divergence = _figures(calibration, chain, rows)
     raw = len(steps) * sum(row.raw for row in rows) / len(rows)
     keyframes, deltas = ([row.nbytes for row in rows if row.keyframe is kind] for kind in (True, False))
@@ -562,12 +569,10 @@ def _estimate(sample: _Sample, asked: _Config, request: Estimate) -> EstimateRep
         basis, cost = _cost(sample.known, chain, calibration, divergence)
         n_weights = len(steps) * sum(spec.numel for spec in specs)
         archive = ArchiveEstimate(
-            run_bytes=sum(run[step].raw_bytes() for step in steps),
             tried=tuple(sample.few),
             raw_bytes=round(raw + rest.raw),
             nbytes=round(nbytes + rest.nbytes),
             bits_per_weight=bits_per_parameter(round(nbytes), n_weights),
-            relative_error=most,
             restore_cost=cost,
             basis=basis,
         )
@@ -675,30 +680,3 @@ class _Row(NamedTuple):
     keyframe: bool
     nbytes_of: Mapping[str, int]
     squared_errors: Mapping[str, float]
-
-
-def _stretches(steps: Sequence[int]) -> list[Sequence[int]]:
-    """Return all steps, or the beginning, middle and end of a long run: movement changes over a training."""
-    from inshrink_core.search.measure import middle_of
-
-    if len(steps) <= 3 * _RUN_LENGTH:
-        return [steps]
-    return [steps[:_RUN_LENGTH], middle_of(steps, _RUN_LENGTH), steps[-_RUN_LENGTH:]]
-
-
-def _encode(sample: _Sample, chain: ChainConfig, steps: Sequence[int]) -> Iterator[_Row]:
-    """Encode a stretch of a run in closed loop."""
-    from inshrink_core.search.measure import encode_chain
-
-    encoded = encode_chain(chain, map(sample.checkpoint, steps), sample.keys, sample.ahead(chain))
-    for number, (step, row) in enumerate(zip(steps, encoded, strict=True)):
-        yield _Row(
-            step,
-            row.checkpoint.raw_bytes(MODEL_ROLES),
-            row.scaled_nbytes,
-            row.scaled_damage(sample.sensitivities[step]),
-            row.relative_error,
-            number % chain.keyframe_every == 0,
-            row.nbytes,
-            row.squared_errors,
-        )

@@ -168,7 +168,7 @@ class Inventory(Report):
         frames[].quality : object?
             Cost of a restore (docs/format.md#meta), if bounds or a prediction were asked for.
         frames[].older : {int}
-            Step of each tensor that a save under a budget (docs/saver.md#saves-under-a-budget) left
+            Step of each tensor that a save under a budget (docs/rehearsal.md#saves-under-a-budget) left
             unchanged; absent if none.
         missing_frames : [object]
             Committed frames without a file.

@@ -20,7 +20,7 @@ from inshrink_core.metrics import TensorError, tensor_error
 from inshrink_core.report import Report
 from inshrink_core.request import Option, Request, python_call
 from inshrink_core.text import counted, steps_in_short
-from inshrink_core.verbs.shared.groups import AnyArchive, AnyRun, ArchiveLike, Decoding, InParts, Sparing
+from inshrink_core.verbs.shared.groups import AnyRun, ArchiveLike, Decoding, InParts, Sparing
 from inshrink_core.verbs.shared.measured import Measurements
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ class Verify(Sparing, InParts, Decoding, Request[Verification]):
     archive: ArchiveLike
     _: KW_ONLY
     deep: bool = False
-    against: Annotated[AnyRun | AnyArchive | None, Option(metavar="RUN")] = None
+    against: Annotated[AnyRun | None, Option(metavar="RUN")] = None
 
     UNIT: ClassVar = "steps"
     EXAMPLES: ClassVar = (
@@ -217,9 +217,7 @@ class Verify(Sparing, InParts, Decoding, Request[Verification]):
         from inshrink_core.chain.parts import frames_of
         from inshrink_core.chain.sizes import Exactness, exactness_of, sequential_within
 
-        against = self.against
-        if against is not None and not isinstance(against, Archive):
-            against = self.opened_run(against)
+        against = None if self.against is None else self.opened_run(self.against)
         path = str(self.archive.path) if isinstance(self.archive, Archive) else os.fspath(self.archive)
         found = check_archive(path, partial(frames_of, self.part))
         report = Verification(
@@ -266,9 +264,9 @@ class Verify(Sparing, InParts, Decoding, Request[Verification]):
         self._store(opened, against, report)
         return report
 
-    def _store(self, archive: Archive, against: Run | Archive | None, report: Verification) -> None:
+    def _store(self, archive: Archive, against: Run | None, report: Verification) -> None:
         """Store the report; the errors of all tensors would be large, so store only their numbers."""
-        directory = getattr(against, "directory", None)
+        directory = None if against is None else against.directory
         document = report.to_json()
         errors = document.pop("errors")
         document["tensors"] = {"all": len(errors), "exact": sum(row["bit_exact"] for row in errors)}
@@ -279,31 +277,28 @@ class Verify(Sparing, InParts, Decoding, Request[Verification]):
         self,
         archive: Archive,
         line: Sequence[FrameInfo],
-        against: Run | Archive,
+        against: Run,
         problems: list[Problem],
         report: Verification,
     ) -> Verification:
         """Compare every common step; append to `problems`, and return the report with the other results."""
         from inshrink_core.archive import Problem
         from inshrink_core.chain.parts import frames_of
-        from inshrink_core.formats import Run
 
         archived = {info.step for info in line}
         missing = tuple(step for step in against.steps if step not in archived)
         # Steps before the last frame of a pruned archive may have been removed.
         first = max(archived, default=0) if archive.reader.catalog.manifest.tombstones else 0
         lost = [step for step in missing if step >= first]
-        unreadable = against.unreadable if isinstance(against, Run) else ()
+        unreadable = against.readable(lost).unreadable
+        lost = [step for step in lost if step not in {row.step for row in unreadable}]
         errors: list[StepError] = []
-        if lost and isinstance(against, Run):
-            unreadable = against.readable(lost).unreadable
-            lost = [step for step in lost if step not in {row.step for row in unreadable}]
         if lost:
             what = f"not in the archive: {'step' if len(lost) == 1 else 'steps'} {steps_in_short(lost)}"
             remedy = "archive the rest with `inshrink compress`, or select the steps to compare with a glob"
             problems.append(Problem(spoken(str(against.path)), what, remedy))
-        branches = archive.branches if isinstance(against, Run) else {}
-        for name, original in against.branches.items() if isinstance(against, Run) else ():
+        branches = archive.branches
+        for name, original in against.branches.items():
             if name in branches:
                 wrong, rows = _compare(archive, branches[name], original)
                 problems += wrong
@@ -316,7 +311,7 @@ class Verify(Sparing, InParts, Decoding, Request[Verification]):
         for info in common:
             originals = _accepting(against, archive, info)
             wrong, rows = _compare(archive, info, _as_archived(originals, archive, info))
-            if wrong and isinstance(originals, Run):
+            if wrong:
                 corrupt = set(originals.readable([info.step]).unreadable) - set(originals.unreadable)
                 wrong = [
                     row for row in wrong if not any(row.where.startswith(entry.path) for entry in corrupt)
@@ -352,9 +347,7 @@ def _unless_damaged(read: Callable[[], _Read], instead: _Read) -> _Read:
         return instead
 
 
-def verified_step(
-    archive: Archive, info: FrameInfo, originals: Run | Archive
-) -> tuple[list[Problem], list[StepError]]:
+def verified_step(archive: Archive, info: FrameInfo, originals: Run) -> tuple[list[Problem], list[StepError]]:
     """Restore a frame without writing files, and measure it against its original; return both results."""
     wrong, rows = _compare(archive, info, _as_archived(_accepting(originals, archive, info), archive, info))
     return [*_rehearse(archive, info), *wrong], rows
@@ -427,21 +420,16 @@ def _compare(
     return problems, rows
 
 
-def _accepting(against: Run | Archive, archive: Archive, info: FrameInfo) -> Run | Archive:
+def _accepting(against: Run, archive: Archive, info: FrameInfo) -> Run:
     """Return the originals, with damage allowed if the user allowed it when the frame was archived."""
     from inshrink_core.chain import original_checks
-    from inshrink_core.formats import Run
 
     accepted = _unless_damaged(lambda: bool(original_checks(archive, [info]).damaged), False)
-    return against.allowing_damage() if accepted and isinstance(against, Run) else against
+    return against.allowing_damage() if accepted else against
 
 
-def _as_archived(originals: Run | Archive, archive: Archive, info: FrameInfo) -> Checkpoint:
+def _as_archived(originals: Run, archive: Archive, info: FrameInfo) -> Checkpoint:
     """Return an original, with optimizer state matched as in its frame."""
-    from inshrink_core.chain import Archive
-
-    if isinstance(originals, Archive):
-        return originals[info.step]
     return _unless_damaged(
         lambda: originals.as_archived(info.step, archive.attributing(info)), originals[info.step]
     )

@@ -11,7 +11,6 @@ from inshrink_core.analysis import anatomy
 from inshrink_core.archive import ArchiveWriter, PartWriter, check_archive, commit_parts
 from inshrink_core.archive.manifest import MANIFEST_NAME
 from inshrink_core.chain import Archive, ChainConfig, ChainWriter, parts
-from inshrink_core.chain.budget import changed_nbytes
 from inshrink_core.chain.meta import spec_of
 from inshrink_core.chain.parts import Shards, box_of, cell_spec, cells_of
 from inshrink_core.checkpoint import Box, Checkpoint, TensorRole, TensorsInMemory, TensorSpec
@@ -19,6 +18,7 @@ from inshrink_core.codec import make_codec
 from inshrink_core.errors import ConflictError, DamagedError, MissingFrameError
 from inshrink_core.frame import BlockEntry
 from inshrink_core.verbs import export, inspect, prune, restore, verify
+from inshrink_lab.budget import changed_nbytes
 from tests.builders import flip
 
 ROWS, COLUMNS, STEPS = 40, 8, (1, 2, 3)

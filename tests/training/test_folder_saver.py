@@ -1,5 +1,6 @@
 """Folders that a trainer writes, archived while it goes on: nothing is lost, nothing stops it."""
 
+import json
 import shutil
 
 import pytest
@@ -49,6 +50,14 @@ def test_a_linked_save_outlives_the_process_and_not_the_machine_until_it_is_sync
     with saver(tmp_path) as saving:
         saving.flush()
     assert inshrink_core.open(tmp_path / "a.inshrink").steps == (2,)
+
+
+def test_a_save_that_an_earlier_version_left_under_a_budget_is_archived_whole(tmp_path):
+    spool = Spool(tmp_path / "a.inshrink.spool")
+    record = spool.link(1, write_folder(tmp_path, 1)).folder / "save.json"
+    about = json.loads(record.read_text()) | {"budget": {"nbytes": 7, "max_age": 2}}
+    record.write_text(json.dumps(about))
+    assert [save.step for save in Spool(spool.folder).recover()] == [1]
 
 
 def test_saves_that_find_the_disk_full_wait_and_never_block_the_training(tmp_path, monkeypatch):

@@ -33,7 +33,6 @@ def test_an_archive_is_told_from_a_keyframe_and_a_delta_in_the_middle(run, rows)
     for row, purpose in zip(rows, PURPOSES, strict=True):
         assert (row.set["codec"], row.set["optimizer"]) == purpose
         assert row.archive.tried == (1700, 1800)
-        assert row.archive.run_bytes == sum(run[step].raw_bytes() for step in STEPS)
 
 
 @pytest.mark.parametrize("position", range(3))
@@ -53,14 +52,12 @@ def test_an_archive_is_close_to_what_compress_writes_with_its_settings(run, rows
 def test_only_an_exact_archive_is_known_to_lose_nothing_without_trials(rows):
     *others, exact = rows
     assert (exact.archive.basis, exact.archive.restore_cost, exact.drop) == ("exact", 0.0, 0.0)
-    assert exact.archive.relative_error == 0.0
     for other in others:
         assert (other.archive.basis, other.archive.restore_cost, other.basis) == (
             "unknown",
             None,
             "rule of thumb",
         )
-        assert other.archive.relative_error > 0
 
 
 def test_progress_tells_each_configuration_as_its_row_of_the_document(run):

@@ -129,8 +129,6 @@ def _basis(known: Sequence[Known]) -> str:
     newest = max(known, key=lambda found: found.at)
     samples = "" if newest.n_samples is None else f" on {fmt.counted(newest.n_samples, 'sample')}"
     parts = [f"Measured {when(newest.at)}{samples}, on {newest.comparison.device.upper() or 'CPU'}."]
-    if newest.worst is not None and newest.granularity is not None:
-        parts.append(f"One sample is {fmt.percent(newest.granularity)} of {newest.comparison.metric}.")
     parts.append("Dashed grey: the previous checkpoint in place of each step, which stores nothing.")
     as_good = sum(
         row.previous_restore_cost <= row.restore_cost

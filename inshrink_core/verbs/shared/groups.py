@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from inshrink_core.chain import Archive, ChainConfig
     from inshrink_core.chain.base import BaseLike
     from inshrink_core.codec import AnyCodec
-    from inshrink_core.execution.resources import Limits
     from inshrink_core.formats import Run, TrainingLog
     from inshrink_core.search.bounds import Bounds
 

@@ -40,7 +40,6 @@ _VERSION: Final = 1
 _FOLDER: Final = "measured"
 _OF_RUN: Final = "run"
 _SUFFIX: Final = ".jsonl"
-_TOLERANCE: Final = 1e-9
 _LAST_TIME: Final = 4_102_444_800
 
 R = TypeVar("R")
@@ -255,15 +254,6 @@ class Known:
     def name(self) -> str:
         """Name of the archive's file. Untrusted text."""
         return Path(self.archive).name
-
-    @property
-    def granularity(self) -> float | None:
-        """The drop caused by one sample, if the metric is a share of `n_samples`; else None."""
-        worst, n = self.worst, self.n_samples
-        if worst is None or not n or not 0 < worst.original <= 1:
-            return None
-        right = worst.original * n
-        return 1 / right if abs(right - round(right)) < _TOLERANCE * n else None
 
 
 def known_comparison(archive: Archive | ChainReport, run: Path | None = None) -> Known | None:

@@ -208,11 +208,10 @@ class _Watcher:
                 self.report.skipped += (step,)
                 self.say("skipped", step, "it is there already, or was pruned")
             self._take(step, ready[step])
-        lost = {step: identity for step, identity in ready.items() if self._done.get(step) != identity}
-        changed = self._changed(run, lost) if lost else ()
         for row in report.unreadable:
-            if row.step in lost and row.step not in changed:
-                self._done[row.step] = ready[row.step]
+            found = {step: identity for step, identity in ready.items() if step == row.step}
+            if found and not self._changed(run, found):
+                self._done |= found
                 self._give_up(row)
         self.writing = replace(self.writing, resumed_from=None)
         if self._asked.release:
@@ -233,13 +232,13 @@ class _Watcher:
         self._last = max(self._last, step)
 
     @staticmethod
-    def _changed(run: Run, ready: Mapping[int, str]) -> list[int]:
-        """Return the steps that were deleted or changed."""
+    def _changed(run: Run, ready: Mapping[int, str]) -> bool:
+        """Return whether a step was deleted or changed."""
         try:
             now = run.refresh()
         except (InshrinkError, OSError):
-            return list(ready)
-        return [step for step, old in ready.items() if step not in now.steps or now.identity(step) != old]
+            return True
+        return any(step not in now.steps or now.identity(step) != old for step, old in ready.items())
 
     def _release(self, run: Run) -> None:
         """Release archived originals; report an error without ending the watch."""

@@ -7,13 +7,13 @@ import torch
 from torch import nn
 
 import inshrink_core
-from inshrink_core.chain import WRITTEN, Archive, Budget, changed_nbytes
+from inshrink_core.chain import WRITTEN, Archive
 from inshrink_core.chain.meta import check_meta
 from inshrink_core.cli import main
-from inshrink_core.errors import DamagedError, InputError
+from inshrink_core.errors import DamagedError
 from inshrink_core.training.saver import Saver
-from inshrink_core.training.spool import Spool
 from inshrink_core.verbs.prune import prune
+from inshrink_lab.budget import BudgetWriter
 
 WIDTH, DEPTH = 24, 4
 
@@ -47,20 +47,21 @@ class Training:
         return [self.optimizer.state[layer.weight][word].clone() for layer in self.model]
 
 
-def opened(path, training, **settings):
+def opened(path, training, share, **settings):
     """Return a saver that has saved twice, whole: a keyframe, and a first change."""
-    saver = Saver(path, training.model, training.optimizer, **settings)
+    writer = BudgetWriter(share)
+    saver = Saver(path, training.model, training.optimizer, step_writer=writer, **settings)
     for step in (1, 2):
         training.move(0.1, 0.1, 0.1, 0.1)
         saver.save(step)
     return saver
 
 
-def a_layer(saver):
-    """Return what the largest layer's last change took."""
+def older(saver, step):
+    """Return the step of each tensor that a save has left unchanged."""
     saver.flush()
     archive = Archive.open(saver.path)
-    return max(changed_nbytes(archive, archive.last).values())
+    return archive.frame(archive.reader.find(step)).meta.get(WRITTEN, {})
 
 
 @pytest.mark.parametrize(
@@ -68,10 +69,10 @@ def a_layer(saver):
 )
 def test_what_changed_most_is_saved_and_the_rest_stays_with_its_optimizer_state(path, make, word):
     training = Training(make)
-    with opened(path, training, codec="lossless") as saver:
+    with opened(path, training, 0.6, codec="lossless") as saver:
         before, moments = training.state(), training.moments(word)
         after = training.move(0.1, 0.3, 0.0, 0.2)
-        saver.save(3, {"seen": 3}, budget=int(2.5 * a_layer(saver)))
+        saver.save(3, {"seen": 3})
         content = saver.read(3)
         stored = content["model"]
         for name in ("1.weight", "3.weight"):
@@ -81,22 +82,19 @@ def test_what_changed_most_is_saved_and_the_rest_stays_with_its_optimizer_state(
         assert torch.equal(content["optimizer"]["state"][0][word], moments[0])
         assert torch.equal(content["optimizer"]["state"][1][word], training.moments(word)[1])
         assert (content["step"], content["extra"]["seen"]) == (3, 3)
-        assert saver.restore() == 3
-        assert saver.older == {"0.weight": 2, "2.weight": 2}
-        assert saver.restore(2) == 2
-        assert saver.older == {}
+        assert older(saver, 3) == {"0.weight": 2, "2.weight": 2}
+        assert older(saver, 2) == {}
 
 
 @pytest.mark.parametrize("codec", ["lattice", "inshrinkerator"])
 def test_what_stays_keeps_its_bits_and_its_chain(path, codec):
     training = Training()
-    with opened(path, training, codec=codec) as saver:
+    with opened(path, training, 0.35, codec=codec) as saver:
         earlier = saver.read(2)
-        budget = int(1.5 * a_layer(saver))
         training.move(0.0, 0.1, 0.0, 0.0)
-        saver.save(3, budget=budget)
+        saver.save(3)
         training.move(0.1, 0.0, 0.0, 0.0)
-        saver.save(4, budget=budget)
+        saver.save(4)
         last = saver.read(4)
         for i in (2, 3):
             assert torch.equal(last["model"][f"{i}.weight"], earlier["model"][f"{i}.weight"])
@@ -116,27 +114,21 @@ def test_what_stays_keeps_its_bits_and_its_chain(path, codec):
 
 def test_every_tensor_is_saved_within_its_age(path):
     training = Training()
-    taken = []
-    with opened(path, training, codec="lossless") as saver:
-        budget = int(1.5 * a_layer(saver))
+    with opened(path, training, 0.5, codec="lossless") as saver:
         for step in range(3, 10):
             training.move(0.5, 0.0, 0.0, 0.0)
-            saver.save(step, budget=budget, max_age=4)
-        saver.flush()
-        archive = Archive.open(path)
-        for info in archive.frames[2:]:
-            older = archive.frame(info).meta.get(WRITTEN, {})
-            taken.append(info.step - min(older.values(), default=info.step))
+            saver.save(step)
+        taken = [step - min(older(saver, step).values(), default=step) for step in range(3, 10)]
     assert max(taken) == 3
     assert all(min(taken[i : i + 4]) < 3 for i in range(4))
 
 
 def test_the_first_two_saves_and_keyframes_are_whole(path):
     training = Training()
-    with Saver(path, training.model, training.optimizer, codec="lossless", keyframe_every=4) as saver:
-        for step in range(1, 9):
+    with opened(path, training, 0.5, codec="lossless", keyframe_every=4) as saver:
+        for step in range(3, 9):
             training.move(0.1, 0.2, 0.3, 0.4)
-            saver.save(step, budget=8000)
+            saver.save(step)
         saver.flush()
         archive = Archive.open(path)
         complete = [WRITTEN not in archive.frame(info).meta for info in archive.frames]
@@ -145,66 +137,16 @@ def test_the_first_two_saves_and_keyframes_are_whole(path):
         assert sum(complete) == 3
 
 
-@pytest.mark.parametrize("given", [{"budget": 0}, {"budget": 2.5}, {"budget": 9999, "max_age": 0}])
-def test_a_budget_that_is_none_is_refused(path, given):
+def test_inspect_tells_what_is_older(path, capsys):
     training = Training()
-    with Saver(path, training.model, training.optimizer) as saver:
-        with pytest.raises(InputError):
-            saver.save(1, **given)
-        saver.save(1)
-
-
-def test_a_budget_below_the_largest_tensor_is_refused_at_first_and_not_later(path):
-    training = Training()
-    with opened(path, training, codec="lossless") as saver:
-        largest = a_layer(saver)
-        training.move(0.1, 0.1, 0.1, 0.1)
-        with pytest.raises(InputError, match=r"budget is below what the last change of '\d.weight'"):
-            saver.save(3, budget=largest // 2)
-        saver.save(3, budget=largest)
-        saver.save(4, budget=largest)
-        assert saver.read(4)["step"] == 4
-
-
-def test_a_save_that_the_process_left_in_the_spool_keeps_its_budget(tmp_path):
-    spool = Spool(tmp_path / "spool")
-    save = spool.put(3, {"checkpoint": {"model": {"w": torch.ones(3)}, "step": 3}}, budget=Budget(7, 2))
-    assert Spool(spool.folder).recover() == [save]
-    record = save.folder / "save.json"
-    record.write_text(json.dumps(json.loads(record.read_text()) | {"budget": {"nbytes": 0, "max_age": 2}}))
-    again = Spool(spool.folder)
-    assert again.recover() == []
-    assert len(again.quarantined_saves) == 1
-
-
-@pytest.mark.parametrize(("bound", "is_whole"), [(1e6, False), (1e-3, True)])
-def test_with_a_check_what_is_restored_keeps_the_bound_or_the_save_is_whole(path, bound, is_whole):
-    inputs = torch.randn(64, WIDTH, generator=torch.Generator().manual_seed(1))
-    training = Training()
-
-    def check(model):
-        return nn.functional.cross_entropy(model(inputs), torch.arange(64) % WIDTH)
-
-    with opened(path, training, check=check, max_restore_cost=bound) as saver:
-        training.move(0.1, 0.1, 0.1, 0.1)
-        saver.save(3, budget=int(1.5 * a_layer(saver)))
-        saver.restore()
-        assert (saver.older == {}) is is_whole
-        assert not saver.failures
-        assert Archive.open(path).frame(Archive.open(path).last).meta["quality"]["restore_cost"] <= bound
-
-
-def test_a_partial_restore_and_inspect_tell_what_is_older(path, capsys):
-    training = Training()
-    with opened(path, training, codec="lossless") as saver:
+    with opened(path, training, 0.35, codec="lossless") as saver:
         training.move(0.0, 0.0, 0.0, 0.3)
-        saver.save(3, budget=int(1.5 * a_layer(saver)))
+        saver.save(3)
         assert saver.restore(partial=["0.weight"]) == 3
-        older = dict.fromkeys(("0.weight", "1.weight", "2.weight"), 2)
-        assert saver.older == older
+    left = dict.fromkeys(("0.weight", "1.weight", "2.weight"), 2)
     main(["inspect", str(path), "--json"])
     frames = json.loads(capsys.readouterr().out)["frames"]
-    assert [frame.get("older") for frame in frames] == [None, None, older]
+    assert [frame.get("older") for frame in frames] == [None, None, left]
     main(["inspect", str(path)])
     assert "3 since step 2" in capsys.readouterr().out
     # What is left of an archive says it, too, and restores the same.
