@@ -133,7 +133,7 @@ def start_button(
         asked = answer(work) if callable(work) else work
         if asked is not None:
             state.clicked()
-            services.start_job(asked, again=again)
+            state.publish(job=services.start_job(asked, again=again).job_id)
             st.rerun()
 
 

@@ -153,7 +153,7 @@ class Findings(NamedTuple):
             text += f", and {beside} beside the learning rate" if is_beside else " with the learning rate"
         worth = "more" if found.factor > 1 else "fewer"
         if self.metric == _CURVED and abs(found.bits) >= _LEAST_BITS and factor < _TOO_LARGE:
-            text += f": a weight needs {abs(found.bits):.1f} bits {worth}"
+            text += f": a weight needs {abs(found.bits):.2g} bits {worth}".replace(" 1 bits", " 1 bit")
         return f"{text}."
 
 

@@ -38,15 +38,8 @@ _STEP = 2.0
 _PICK = "Pick rows with the boxes of the map or the table."
 _TABLE_HEIGHT, _SHARE_WIDTH = 282, 105
 _LABEL_WIDTH = 60
-_COLUMNS = {
-    "configuration": "label",
-    "figures": "basis",
-    "ratio": "ratio",
-    "drop": "drop",
-    "divergence": "divergence",
-    "restore cost": "restore_cost",
-    "steps": "n_steps",
-}
+_COLUMNS = {"configuration": "label", "figures": "basis", "ratio": "ratio", "drop": "drop"}
+_COLUMNS |= {"divergence": "divergence", "restore cost": "restore_cost", "steps": "n_steps"}
 """Columns of the table of points: heading, and field of a `SearchPoint`."""
 
 
@@ -393,19 +386,15 @@ def _show_search(board: Board) -> None:
         tip = "A search needs an evaluator that you trust; choose it in the header."
     elif not can_search:
         tip = "A search needs a bound, in the header, or a ratio, in its options."
-    pressed = place.button(
-        "Search again" if job is not None else "Search for the best bits",
-        icon=":material/search:",
-        disabled=not can_search or (job is not None and job.is_running),
-        help=tip,
-        key="search.start",
-    )
-    if pressed:
-        state.clicked()
+
+    def work() -> Work:
         trusted = services.consent_to(evaluator)
-        work = Work.asking([request], shown.path, "run", "search", trusted=trusted)
-        state.publish(job=services.start_job(work).job_id)
-        st.rerun()
+        return Work.asking([request], shown.path, "run", "search", trusted=trusted)
+
+    with place:
+        label = "Search again" if job is not None else "Search for the best bits"
+        look: dict[str, Any] = {"disabled": not can_search, "help": tip, "key": "search.start"}
+        job_card.start_button(label, work, "search", job=job, **look)
 
 
 def show_result(board: Board) -> None:

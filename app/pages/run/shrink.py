@@ -9,12 +9,11 @@ from typing import Any
 
 import streamlit as st
 from inshrink_app import services, state
-from inshrink_app.jobs import Requests
+from inshrink_app.jobs import Requests, Work
 from inshrink_app.model import Problem
 from inshrink_app.pages.run.board import MEASURED, Board, Figures, edit_bits, undo_bits
 from inshrink_app.pages.run.shrinking import KEEPS, Written
 from inshrink_app.widgets import fmt, job_card, problem
-from inshrink_app.widgets.layout import answer
 from inshrink_app.widgets.quality import COSTS, HELPS, bound_text
 
 _MAX_PROBLEMS = 5
@@ -25,22 +24,18 @@ def show(board: Board) -> Requests:
     suggestion = services.suggested_name(board.shown, board.archive)
     target = str(st.session_state.get(f"shrink.target.{suggestion}") or suggestion)
     job = board.writing
+
+    def work() -> Work:
+        return board.work(str(services.export_target(target, board.archive)))
+
     with st.container(border=True, gap="small", key="shrink"):
         _size(board)
         _keep(board)
         with st.container(horizontal=True, vertical_alignment="center"):
-            pressed = st.button(
-                "Write archive",
-                type="primary",
-                icon=":material/compress:",
-                disabled=job is not None and job.is_running,
-                help=_help(board),
-                key="shrink.write",
-            )
+            look: dict[str, Any] = {"type": "primary", "help": _help(board), "key": "shrink.write"}
+            job_card.start_button("Write archive", work, "compress", job=job, **look)
             with st.popover("More", icon=":material/more_horiz:"):
                 _more(board, suggestion)
-        if pressed:
-            _start(board, target)
         if job_card.settled(job, ""):
             if board.written is not None:
                 _result(board, board.written)
@@ -95,13 +90,6 @@ def _help(board: Board) -> str:
     compares = board.evaluator is None or board.now.keep == "exact"
     against = "every tensor with the run" if compares else "the evaluator's metric with the run's"
     return f"Writes {steps}, decodes every tensor, and compares {against}."
-
-
-def _start(board: Board, typed: str) -> None:
-    state.clicked()
-    target = answer(lambda: services.export_target(typed, board.archive))
-    if target is not None and answer(lambda: board.start(str(target))) is not None:
-        st.rerun()
 
 
 def _more(board: Board, suggestion: str) -> None:

@@ -12,7 +12,7 @@ from inshrink_app.model import ASK_ABOVE_BYTES, ServiceError, Subject, engine_se
 from inshrink_app.services import Chosen, ExportRequest
 from inshrink_app.services.evaluating import MAX_COMPARED, EvaluatorCode, comparison, consent_to
 from inshrink_app.services.exporting import chain_export
-from inshrink_app.services.jobs import documents_of, start_job
+from inshrink_app.services.jobs import documents_of
 from inshrink_app.services.opening import chain_of, opened
 
 from inshrink_core.chain.report import ChainReport
@@ -102,11 +102,11 @@ class Intent:
         compared = comparison(self.shown, [Path(target)], steps, evaluator)
         return [*written, Verify(target, deep=True), compared]
 
-    def start(self, target: str) -> Job:
-        """Start the requests; an evaluator runs only with the user's consent."""
+    def work(self, target: str) -> Work:
+        """Return the work of the requests; an evaluator runs only with the user's consent."""
         requests = self.requests(target)
         trusted = consent_to(self.evaluator) if requests[-1].verb() == "compare" else ""
-        return start_job(Work.asking(requests, self.shown.path, "run", "shrink", trusted=trusted))
+        return Work.asking(requests, self.shown.path, "run", "shrink", trusted=trusted)
 
     @property
     def estimate(self) -> Estimate:
