@@ -22,7 +22,7 @@ from inshrink_core.chain.encoder import look_ahead
 from inshrink_core.chain.report import OriginalChecks, PredictedCost, original_checks, predicted_cost
 from inshrink_core.chain.sizes import ArchiveSize, archive_size
 from inshrink_core.checkpoint import Checkpoint, TensorRole, TensorSpec, Unseen
-from inshrink_core.codec import FALLBACK_CODEC, AnyCodec, get_codec
+from inshrink_core.codec import DEFAULT_CODEC, FALLBACK_CODEC, AnyCodec, get_codec, make_codec
 from inshrink_core.errors import (
     CheckFailedError,
     DamagedError,
@@ -34,6 +34,7 @@ from inshrink_core.errors import (
     named,
 )
 from inshrink_core.evaluate.comparison import Compared
+from inshrink_core.evaluate.own_samples import AUTO, likely_evaluator
 from inshrink_core.execution.progress import Counter
 from inshrink_core.formats import Run, Skipped, unreadable_error
 from inshrink_core.frame import NAMED_BRANCH, FrameInfo
@@ -115,6 +116,7 @@ def write_run(request: Compressing) -> CompressReport:
         bound_record=bound_record,
         unreadable=session.run.unreadable,
         fates=counted_fates(session.run, finished.listed_steps, skip_damaged=request.skip_damaged),
+        hint="" if bounds is not None or not chosen else _hint(opened, chain_config.config),
     )
     if bounded is not None and compared is not None and compared.steps:
         _store_compared(finished, opened, bounded.evaluator, compared)
@@ -144,6 +146,18 @@ def _describe(writer: ArchiveWriter, codec: str) -> None:
             "ratio of the weights": text.ratio(sizes.ratio_weights),
             "codec": codec,
         }
+
+
+def _hint(run: Run, config: AnyCodec) -> str:
+    """Return the option that would bound the quality of this run, if any; execute nothing."""
+    if config != make_codec(DEFAULT_CODEC, {}) or run.is_elsewhere:
+        return ""
+    if run.settings.file is not None:
+        return f"'{run.settings.file}' can judge this run: --trust-run bounds the restore cost of every step"
+    found = likely_evaluator(run.directory / "evaluator.py", run.path_of(run.steps[-1]), run.directory)
+    if found == AUTO:
+        return "this run can be judged without data: --evaluator auto stores about half as much"
+    return f"--evaluator {found}:evaluate bounds the restore cost of every step" if found else ""
 
 
 def _store_compared(archive: Archive, run: Run, evaluator: BoundEvaluator, compared: Compared) -> None:
@@ -484,6 +498,8 @@ class CompressReport(Report):
         The part of the steps that was written, as ``2/8``; None: all of them.
     waiting
         Steps that wait for other parts; they are not in the archive yet.
+    hint
+        An option that would bound the quality, if none was given and the run supports one.
     """
 
     path: Path | str
@@ -508,6 +524,7 @@ class CompressReport(Report):
     device: str = "cpu"
     part: str | None = None
     waiting: tuple[int, ...] = ()
+    hint: str = ""
 
     KEYS: ClassVar = (
         "archive=path codec config optimizer roles ratio_total=size.ratio_total "
@@ -623,3 +640,5 @@ class CompressReport(Report):
         """Yield remarks for the terminal."""
         if not self.appended:
             yield "nothing new"
+        if self.hint:
+            yield f"hint: {self.hint}"
