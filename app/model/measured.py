@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 
 from inshrink_core.chain.report import ChainReport
-from inshrink_core.verbs.shared.measured import Known, Measurement, Measurements, known_comparison
+from inshrink_core.verbs.shared.measured import Known, Measurement, Measurements
+from inshrink_core.verbs.shared.measured import known_by_metric as known_by_metric
 
 
 def known_of(chain: ChainReport) -> Known | None:
@@ -15,13 +16,12 @@ def known_of(chain: ChainReport) -> Known | None:
     If the present archive was not measured, return the measurement from before its last change
     (`Known.is_current`).
     """
-    return known_comparison(chain) if chain.archive_id else None
+    return next(iter(known_by_metric(chain).values()), None)
 
 
 def verified(chain: ChainReport) -> Iterator[Measurement]:
     """Yield verifications of the present archive, newest first."""
-    if chain.archive_id:
-        yield from Measurements.of_archive(chain).rows("verify")
+    return Measurements.of_archive(chain).rows("verify")
 
 
 def when(at: float) -> str:

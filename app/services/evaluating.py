@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +24,6 @@ from inshrink_core.formats.logs.log import read_settings
 from inshrink_core.samples import is_trusted_sample
 from inshrink_core.verbs.compare import CompareArchives
 from inshrink_core.verbs.evaluate import Evaluate
-from inshrink_core.verbs.shared.measured import Known, Measurements, merged
 
 _MAX_CODE_BYTES = 200_000
 """Code larger than this is neither read nor offered."""
@@ -240,23 +238,3 @@ def comparison_work(
     of = (opened(str(subject.path)).token, *(chain.content for chain in archives))
     trusted = consent_to(evaluator)
     return Work.asking([request], subject.path, "archives", "compare", of=of, trusted=trusted)
-
-
-def known_by_metric(chain: ChainReport) -> dict[str, Known]:
-    """Return the newest measurement of an archive for each metric.
-
-    If no measurement matches the present archive, return those from before its last change.
-    """
-    store = Measurements.of_archive(chain) if chain.archive_id else None
-    for earlier in (False, True):
-        rows = [] if store is None else list(store.rows("compare", earlier=earlier))
-        if earlier and rows:
-            rows = [row for row in rows if row.content == rows[0].content]
-        found = {}
-        for metric in dict.fromkeys(str(row.document.get("metric")) for row in rows):
-            known = merged([row for row in rows if row.document.get("metric") == metric])
-            if known is not None:
-                found[metric] = replace(known, archive=str(chain.path), is_current=not earlier)
-        if found:
-            return found
-    return {}

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from inshrink_app import services
 from inshrink_app.jobs.registry import JobRegistry
+from inshrink_app.model.measured import known_by_metric
 from inshrink_app.model.problem import ServiceError
 from inshrink_app.services import jobs as job_services
 
@@ -204,7 +205,7 @@ def test_numbers_are_those_of_the_command_line_and_nothing_is_measured_twice(arc
     assert marker.exists()
     theirs = inshrink_core.compare(archive, archived, trust_run=True)
     assert job.result == theirs.to_json() | {"measured_at": None}
-    (mine,) = services.known_by_metric(services.chain_of(str(archive))).values()
+    (mine,) = known_by_metric(services.chain_of(str(archive))).values()
     found = mine.comparison
     assert (found.steps, found.metric, mine.n_samples) == (theirs.steps, "loss", None)
 
@@ -212,7 +213,7 @@ def test_numbers_are_those_of_the_command_line_and_nothing_is_measured_twice(arc
     again = JobRegistry(job_services.start_process, tmp_path)
     assert wait(again.resume(job.job_id)).state == "finished"
     assert not marker.exists()
-    (known,) = services.known_by_metric(services.chain_of(str(archive))).values()
+    (known,) = known_by_metric(services.chain_of(str(archive))).values()
     assert known.comparison == mine.comparison
 
 

@@ -8,7 +8,7 @@ from functools import partial
 import pandas as pd
 import streamlit as st
 from inshrink_app import services, state
-from inshrink_app.model import Page, ServiceError, Subject, config_words
+from inshrink_app.model import Page, ServiceError, Subject, config_words, known_by_metric
 from inshrink_app.pages.archives import compare, pack, tensors, upkeep, write
 from inshrink_app.pages.archives import table as archive_table
 from inshrink_app.pages.archives.compare import frames_figure
@@ -54,7 +54,7 @@ def render() -> None:
     original = _original(shown)
     run = original or shown
     archives = services.archives_of(shown)
-    measured = {chain.path: services.known_by_metric(chain) for chain in archives}
+    measured = {chain.path: known_by_metric(chain) for chain in archives}
     colours = archive_colours([str(chain.path) for chain in archives])
     job = services.linked_job(state.choice_text("job"), "archives", run.path)
     if job is not None and job.work.topic == "compare" and job.job_id != st.session_state.get(_FOLLOWED):

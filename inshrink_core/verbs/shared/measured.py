@@ -125,7 +125,7 @@ class Measurements:
         Parameters
         ----------
         archive
-            The archive.
+            The archive; nothing is known of a report without an id.
         run
             Directory of its run, if known; for ``NAME.inshrink`` the folder ``NAME`` beside it is found
             anyway.
@@ -140,7 +140,7 @@ class Measurements:
             reader = archive.reader
             name = reader.archive_id.hex()
             content = content_digest(name, ((o.frame_id.hex(), o.digest.hex()) for o in reader.frames))
-        return cls(_folders(Path(archive.path), run, make=make), name, content)
+        return cls(_folders(Path(archive.path), run, make=make) if name else (), name, content)
 
     @classmethod
     def of_run(cls, run: Run, *, make: bool = False) -> Self:
@@ -256,8 +256,8 @@ class Known:
         return Path(self.archive).name
 
 
-def known_comparison(archive: Archive | ChainReport, run: Path | None = None) -> Known | None:
-    """Return the measurements of an archive by the evaluator that measured last; None without any.
+def known_by_metric(archive: Archive | ChainReport, run: Path | None = None) -> dict[str, Known]:
+    """Return the measurements of an archive for each metric, by the evaluator that measured it last.
 
     Parameters
     ----------
@@ -268,18 +268,23 @@ def known_comparison(archive: Archive | ChainReport, run: Path | None = None) ->
 
     Returns
     -------
-    Known or None
-        Measurements of the current content; if none exist, of the content before the last change.
+    dict
+        Measurements of the current content, the newest first; if none exist, of the content before the last
+        change.
     """
-    found = Measurements.of_archive(archive, run)
+    store = Measurements.of_archive(archive, run)
     for earlier in (False, True):
-        rows = list(found.rows("compare", earlier=earlier))
-        if earlier and rows:  # Use a single earlier state of the archive.
+        rows = list(store.rows("compare", earlier=earlier))
+        if earlier:  # Use a single earlier state of the archive.
             rows = [row for row in rows if row.content == rows[0].content]
-        known = merged(rows)
-        if known is not None:
-            return replace(known, archive=str(archive.path), is_current=not earlier)
-    return None
+        of_metric: dict[str, list[Measurement]] = {}
+        for row in rows:
+            of_metric.setdefault(str(row.document.get("metric")), []).append(row)
+        found = {metric: known for metric, own in of_metric.items() if (known := merged(own)) is not None}
+        if found:
+            path = str(archive.path)
+            return {m: replace(known, archive=path, is_current=not earlier) for m, known in found.items()}
+    return {}
 
 
 def merged(

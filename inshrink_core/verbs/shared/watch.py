@@ -59,7 +59,6 @@ def watch_run(asked: Compressing) -> WatchReport:
     if is_archive(asked.archive):
         with suppress(NotFoundError):  # the trainer may have deleted every checkpoint
             write_branches(watcher.writing)
-    if is_archive(asked.archive):
         opened = Archive.open(asked.archive)
         if opened.steps:
             watcher.report.size = archive_size(opened)
