@@ -11,7 +11,7 @@ from inshrink_core.archive.maintenance import Rewrite, pack_archive, remove_fram
 from inshrink_core.archive.manifest import MANIFEST_NAME
 from inshrink_core.errors import DamagedError
 from inshrink_core.frame import FrameKind
-from tests.archive.building import ARCHIVE_ID, append, blocks_of, build, contents
+from tests.archive.building import append, blocks_of, build, contents
 from tests.builders import flip
 
 STEPS = (0, 100, 200, 300)
@@ -36,10 +36,7 @@ def is_whole(path, expected=STEPS):
 @pytest.fixture
 def path(tmp_path):
     """An archive whose four frames are one segment."""
-    with ArchiveWriter(tmp_path / "x", create=True, archive_id=ARCHIVE_ID, grouped=True) as writer:
-        for step in STEPS:
-            append(writer, step)
-    return tmp_path / "x"
+    return build(tmp_path / "x", STEPS, grouped=True)
 
 
 @pytest.fixture

@@ -13,14 +13,8 @@ from inshrink_core.codecs.lattice.plan import COST_OF_ERROR, COST_OF_SHAPED
 from tests.builders import memory_run
 from tests.codecs.lattice_chains import encode_run
 from tests.codecs.test_lattice_look_ahead import chain_of
-from tests.runs import write_run
 
 BOUND = 0.003
-
-
-@pytest.fixture(scope="module")
-def run_path(tmp_path_factory):
-    return write_run(tmp_path_factory.mktemp("predicted") / "run")
 
 
 def metas(path):

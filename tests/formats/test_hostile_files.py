@@ -7,7 +7,6 @@ import pickle
 import struct
 import zipfile
 from contextlib import suppress
-from dataclasses import dataclass
 
 import pytest
 import torch
@@ -19,6 +18,7 @@ from inshrink_core.errors import DamagedError, InshrinkError, UnsafePickleError
 from inshrink_core.formats import open_run, write_checkpoint
 from inshrink_core.formats.torch.pickles import read_pickle
 from tests.formats.run_builders import Call, same_bits
+from tests.formats.test_objects_in_pickles import Width
 
 N_MUTANTS = int(os.environ.get("INSHRINK_MUTANTS", "100"))
 
@@ -72,11 +72,6 @@ def test_namespaces_and_own_classes_are_refused():
         read_pickle(pickle.dumps(Fraction(1, 3)))
 
 
-@dataclass
-class Width:
-    value: int = 3
-
-
 def test_what_an_object_of_another_class_would_be_called_with_is_refused():
     # NEWOBJ makes a partial without a call; REDUCE would call it.
     program = b"\x80\x02cfunctools\npartial\ncos\nsystem\n\x85\x81X\x01\x00\x00\x00x\x85R."
@@ -110,8 +105,17 @@ def test_a_model_that_is_an_object_and_no_module_is_refused_with_its_class(tmp_p
         b"ccollections\nOrderedDict\n(]K\x01aK\x02etR.",
         b"(" * 100_000 + b".",
         b"\x80\x02]q\x00" + b"K\x01a" * 2000 + b"cbuiltins\nlist\nq\x01" + b"h\x01h\x00\x85R0" * 2000 + b".",
+        b"\x80\x02\x82\x01.",
+        b"\x80\x02P1\n.",
+        b"\x80\x05\x97.",
+        b"\x80\x02N\x94\x94.",
+        b"\x80\x02Np99999999\n.",
+        b"\x80\x02]K\x00K\x01s.",
+        b"\x80\x02ctorch\nfloat32\nN}X\x01\x00\x00\x00aNs\x86b.",
+        b"\x80\x02(ctorch.nn.parameter\nParameter\nK\x01o\x81.",
+        b"\x80\x02(K\x01tN\x92.",
     ],
-    ids=range(17),
+    ids=range(26),
 )
 def test_malformed_programs_give_a_damaged_error(program):
     with pytest.raises(DamagedError):

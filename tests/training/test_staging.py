@@ -12,6 +12,7 @@ from inshrink_core.errors import StorageError
 from inshrink_core.training.saver import Saver
 from inshrink_core.training.spool import Spool
 from inshrink_core.training.staging import Staging, _Copies
+from tests.training.building import EXACT
 
 OPTIMIZERS = {
     name: kind
@@ -29,7 +30,6 @@ OPTIONS = {name: {} for name in OPTIMIZERS} | {
     "Adagrad fused": {"fused": True},
     "Adam lr": {"lr": torch.tensor(0.01)},
 }
-EXACT = {"codec": "lossless", "optimizer_state": "exact"}
 
 
 class Net(torch.nn.Module):
