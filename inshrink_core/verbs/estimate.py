@@ -20,6 +20,7 @@ from inshrink_core.metrics import bits_per_parameter
 from inshrink_core.report import OMITTED, Report, plain_value
 from inshrink_core.request import Option, Request, python_call
 from inshrink_core.verbs.shared.groups import (
+    Bounding,
     Computing,
     Reading,
     RunLike,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from inshrink_core.chain import ChainConfig
     from inshrink_core.chain.sizes import ArchiveSize, FrameSize
     from inshrink_core.formats import Run
+    from inshrink_core.search.bounds import Bounds
     from inshrink_core.search.quadratic import Calibration
     from inshrink_core.search.trials import Trial
 
@@ -224,8 +226,6 @@ class ArchiveEstimate:
     basis
         Source of the restore cost: ``exact`` (nothing is lost), ``judged`` (by the evaluator at the tried
         steps), ``predicted`` (from trials of a search) or ``unknown``.
-    bound
-        Largest allowed restore cost; None: the settings apply.
     not_evaluated
         Why the evaluator gives no restore cost; empty if it does, or was not asked.
     evaluator_failed
@@ -238,13 +238,14 @@ class ArchiveEstimate:
     bits_per_weight: float | None
     restore_cost: float | None
     basis: str
-    bound: float | None = None
     not_evaluated: str = ""
     evaluator_failed: bool = False
 
 
 @dataclass(frozen=True)
-class Estimate(Stepping, Asking, EvaluatorRequest, Writing, Computing, Reading, Request[EstimateReport]):
+class Estimate(
+    Stepping, Asking, Bounding, EvaluatorRequest, Writing, Computing, Reading, Request[EstimateReport]
+):
     """Estimate the ratio and the drop of one or more configurations, without measuring.
 
     Parameters
@@ -255,9 +256,8 @@ class Estimate(Stepping, Asking, EvaluatorRequest, Writing, Computing, Reading, 
         Estimate another configuration, too: codec=uniform,bits=4 replaces codec and settings; may be
         repeated.
     tried
-        Encode N steps from the middle of the run, and report the size of an archive.
-    max_restore_cost
-        With --try and an evaluator: evaluate these steps, each written as small as this bound allows.
+        Encode N steps from the middle of the run, and report the size of an archive. With bounds and an
+        evaluator, each step is written as small as they allow, and evaluated.
     by_tensor
         Also report bits, sensitivity and damage of every encoded tensor.
 
@@ -289,7 +289,6 @@ class Estimate(Stepping, Asking, EvaluatorRequest, Writing, Computing, Reading, 
     _: KW_ONLY
     each: Annotated[Sequence[str], Option(metavar="NAME=VALUE,…", many=True)] = ()
     tried: Annotated[int | None, Option(("--try",), metavar="N", least=1)] = None
-    max_restore_cost: Annotated[float | None, Option(metavar="FRACTION", least=0)] = None
     by_tensor: bool = False
 
     EXAMPLES: ClassVar = (
@@ -306,8 +305,8 @@ class Estimate(Stepping, Asking, EvaluatorRequest, Writing, Computing, Reading, 
         from inshrink_core.search.search import choose_steps, trial_log_of
 
         begun = time.perf_counter()
-        if self.max_restore_cost is not None and self.tried is None:
-            raise InputError("--max-restore-cost goes with --try", remedy="add --try 2")
+        if self.bounds.requested() is not None and self.tried is None:
+            raise InputError("bounds go with --try", remedy="add --try 2")
         opened = self.opened_run(self.run).matched()
         chosen = choose_steps(opened, steps_of(opened, self.steps))
         known = trial_log_of(opened, make=False).values()
@@ -329,25 +328,27 @@ class Estimate(Stepping, Asking, EvaluatorRequest, Writing, Computing, Reading, 
     def _estimated(self, sample: _Sample, configs: Sequence[_Config]) -> list[EstimateReport]:
         """Estimate each configuration, then evaluate the lossy ones under the bound."""
         found: list[EstimateReport] = []
-        n = sum(map(len, sample.stretches))
-        total = n * len(configs) * (1 if self.max_restore_cost is None else 2)
+        n, bounds = sum(map(len, sample.stretches)), self.bounds.requested()
+        total = n * len(configs) * (1 if bounds is None else 2)
         count = Counter(self.progress if len(configs) > 1 else None, "estimate", total)
         for config in configs:
             found.append(_estimate(sample, config, self))
             count.add(n, sample.steps[-1], found=found[-1].to_json())
-        if self.max_restore_cost is None:
+        if bounds is None:
             return found
         # The weights are written the same way for every choice of optimizer state.
         alike = [at for at, row in enumerate(found) if _weights(row) == _weights(found[0])]
         lossy = [at for at in alike if _tried(found[at]).basis != "exact"]
         chains = sorted((configs[at].chain for at in lossy), key=lambda entry: entry.optimizer == "drop")
-        about: dict[str, Any] = {"bound": self.max_restore_cost}
+        judged = None
         try:
-            judged = _evaluated(sample, chains[0], self, self.max_restore_cost) if chains else None
-        except InputError as error:  # The evaluator's results give no restore cost.
-            judged = None
-            about = {"not_evaluated": str(error), "evaluator_failed": isinstance(error, EvaluatorError)}
-        found = [replace(row, archive=replace(_tried(row), **about)) for row in found]
+            judged = _evaluated(sample, chains[0], self, bounds) if chains else None
+        except InputError as error:  # The evaluator's results do not give the bounded figure.
+            about: dict[str, Any] = {
+                "not_evaluated": str(error),
+                "evaluator_failed": isinstance(error, EvaluatorError),
+            }
+            found = [replace(row, archive=replace(_tried(row), **about)) for row in found]
         if judged is not None:
             for at in lossy:
                 found[at] = _with_evaluated(found[at], judged, sample, configs[at].chain)
@@ -366,10 +367,10 @@ class Estimate(Stepping, Asking, EvaluatorRequest, Writing, Computing, Reading, 
         question["trials"] = key_digest({"trials": [trial.to_json() for trial in known]})
         if others or self.tried is not None:
             question |= {"each": others, "tried": self.tried}
-        if self.max_restore_cost is not None:
+        if (bounds := self.bounds.requested()) is not None:
             with self.resolve(run) as judge:
                 asked = EvaluatorId.of(judge)
-            question |= {"bound": self.max_restore_cost, "evaluator": asked.digest, "name": asked.name}
+            question |= {"bounds": bounds.limits, "evaluator": asked.digest, "name": asked.name}
         return question
 
 
@@ -476,14 +477,13 @@ def _weights(row: EstimateReport) -> str:
 
 
 def _evaluated(
-    sample: _Sample, chain: ChainConfig, judging: EvaluatorRequest, most: float
+    sample: _Sample, chain: ChainConfig, judging: EvaluatorRequest, bounds: Bounds
 ) -> tuple[ArchiveSize, Mapping[str, Any]]:
-    """Write the tried steps under a bound; return their sizes, and the worst figures."""
+    """Write the tried steps under bounds; return their sizes, and the worst figures."""
     from inshrink_core.search.bounded import open_bounded, written_bounded
-    from inshrink_core.search.bounds import Bounds
 
     (tried,), run = sample.stretches, sample.run
-    with open_bounded(run, tuple(tried), chain, Bounds(max_restore_cost=most), judging) as bounded:
+    with open_bounded(run, tuple(tried), chain, bounds, judging) as bounded:
         # The bound on the restore cost follows the learning rate: earlier steps provide its largest value.
         for step in sample.steps[: sample.steps.index(tried[0])]:
             bounded.saw(run[step])

@@ -135,7 +135,6 @@ def test_every_place_shows_the_numbers_that_the_command_line_prints(root, jobs, 
         assert n_steps in place
     # Card and strip: the estimate of what is kept by default, within the bound of the header.
     assert resume["basis"] == "judged"
-    assert resume["bound"] == services.chosen(shown).bound.value
     ratio = fmt.ratio(inspected["raw_bytes"] / resume["nbytes"])
     assert f"{raw} → about {size(resume['nbytes'])} · {ratio}" in on_run
     strip = {

@@ -114,8 +114,8 @@ class Intent:
         # Evaluation writes whole steps several times, which takes too long for a large model.
         is_small = sum(row.nbytes for row in self.shown.model_tensors) <= ASK_ABOVE_BYTES
         judging: dict[str, Any] = {}
-        if self.evaluator is not None and is_small and self.now.bound.kind == "restore_cost":
-            judging = {"max_restore_cost": self.now.bound.value, **self.evaluator.fields}
+        if self.evaluator is not None and is_small and self.now.bound.fields:
+            judging = {**self.now.bound.fields, **self.evaluator.fields}
         exact, resume, weights = KEEPS.values()
         each = [f"optimizer={resume.optimizer}", f"codec={exact.codec},optimizer={exact.optimizer}"]
         first: dict[str, Any] = {"codec": weights.codec, "optimizer": weights.optimizer, "each": each}
