@@ -11,15 +11,11 @@ from inshrink_core.chain.report import predicted_cost
 from inshrink_core.codecs.lattice.codec import LatticeCodec
 from inshrink_core.codecs.lattice.plan import COST_OF_ERROR, COST_OF_SHAPED
 from tests.builders import memory_run
+from tests.chain.test_defaults import metas
 from tests.codecs.lattice_chains import encode_run
 from tests.codecs.test_lattice_look_ahead import chain_of
 
 BOUND = 0.003
-
-
-def metas(path):
-    archive = Archive.open(path)
-    return [archive.frame(info).meta for info in archive.frames]
 
 
 def training(n_steps, pace, shrinks_at=None):

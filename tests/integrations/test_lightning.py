@@ -16,6 +16,7 @@ from inshrink_core.archive import LocalStorage
 from inshrink_core.errors import InputError, LockedError, NotFoundError, StorageError
 from inshrink_core.training import Retention, Saver
 from inshrink_core.training.spool import spool_folder
+from tests.integrations.dcp_ranks import same
 
 pytest.importorskip("lightning", reason="needs the extra 'lightning': make test-integrations")
 
@@ -87,10 +88,6 @@ def fit(folder, plugins, epochs, net=None, resume=None, **options):
     net = net or Net()
     trainer(folder, plugins, epochs, **options).fit(net, loader(), ckpt_path=resume, weights_only=False)
     return {name: value.clone() for name, value in net.state_dict().items()}
-
-
-def same(a, b):
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
 def test_a_last_checkpoint_of_the_same_step_points_to_the_same_frame(tmp_path):

@@ -23,6 +23,7 @@ from inshrink_core.integrations.lightning import (
     restore_checkpoint,
 )
 from inshrink_core.training.spool import Spool
+from tests.integrations.dcp_ranks import same
 
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore")]
 
@@ -69,10 +70,6 @@ def fit(folder, strategy, epochs, resume=None, **options):
     net = Net()
     trainer.fit(net, loader(), ckpt_path=resume, weights_only=False)
     return {name: value.full_tensor().clone() for name, value in net.state_dict().items()}
-
-
-def same(a, b):
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
 def weights(archive, step):

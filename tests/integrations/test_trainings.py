@@ -16,6 +16,7 @@ from inshrink_core.archive.storage import uploads
 from inshrink_core.errors import StorageError
 from inshrink_core.training import Retention
 from inshrink_core.training.spool import Spool, spool_folder
+from tests.integrations.dcp_ranks import same
 
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
 
@@ -118,10 +119,6 @@ KINDS = {
     "lightning, 8 bits": lambda: Lightning("8 bits"),
     "lightning, asynchronous": lambda: Lightning("asynchronous"),
 }
-
-
-def same(a, b):
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
 def require_resumed(training, place, folder, expected, **options):
