@@ -36,8 +36,7 @@ _STEP = 2.0
 """A click halves or doubles a step size, which changes about one bit per weight."""
 
 _PICK = "Pick rows with the boxes of the map or the table."
-_TABLE_HEIGHT, _SHARE_WIDTH = 282, 105
-_LABEL_WIDTH = 60
+_TABLE_HEIGHT, _SHARE_WIDTH, _LABEL_WIDTH = 282, 105, 60
 _COLUMNS = {"configuration": "label", "figures": "basis", "ratio": "ratio", "drop": "drop"}
 _COLUMNS |= {"divergence": "divergence", "restore cost": "restore_cost", "steps": "n_steps"}
 """Columns of the table of points: heading, and field of a `SearchPoint`."""
@@ -137,10 +136,16 @@ def _show_handles(board: Board, rates: Rates, predicted: Predicted) -> None:
     nearest = min(range(len(options)), key=lambda place: abs(math.log(options[place] / middle)))
     now = options[nearest] = float(f"{middle:.3g}")
     # Any other change of the bits makes a new slider, lest the browser send the value of the old one.
-    n = st.session_state.setdefault(_HANDLE, 0)
-    if st.session_state.get(f"{_HANDLE}.{n}", now) != now:
-        n = st.session_state[_HANDLE] = n + 1
+    n, before = st.session_state.get(_HANDLE, (0, now))
+    if now not in (before, st.session_state.get(f"{_HANDLE}.{n}")):
+        n += 1
+    st.session_state[_HANDLE] = n, now
     key = f"{_HANDLE}.{n}"
+
+    def moved() -> None:
+        if (value := st.session_state[key]) != now:  # The browser may repeat what was drawn.
+            _scale(board, rates, range(len(values)), value / middle)
+
     row = st.container(horizontal=True, vertical_alignment="bottom", gap="medium")
     row.select_slider(
         f"{number.label or number.settings[0]} of all unlocked layers",
@@ -148,7 +153,7 @@ def _show_handles(board: Board, rates: Rates, predicted: Predicted) -> None:
         now,
         key=key,
         format_func=lambda value: f"{value:g}",
-        on_change=lambda: _scale(board, rates, range(len(values)), st.session_state[key] / middle),
+        on_change=moved,
         help=f"In units of {number.unit}. Finer to the left, smaller to the right.",
     )
 
@@ -369,9 +374,6 @@ def _settings(board: Board) -> None:
         st.rerun()
 
 
-_RATIO = 30.0
-
-
 def _show_search(board: Board) -> None:
     """Draw the search button and its options."""
     shown, evaluator, job = board.shown, board.evaluator, board.search
@@ -409,7 +411,7 @@ def _options(shown: Subject, now: Chosen, before: tuple[int, ...]) -> Search:
     """Draw the options; the bound is the header's, unless the search has a target ratio."""
     fields: dict[str, Any] = dict(now.bound.fields)
     if st.toggle("Reach a ratio instead of a bound", key="search.by_ratio"):
-        ratio = st.number_input("Ratio of the weights", 1.0, 100_000.0, _RATIO, 1.0, key="search.ratio")
+        ratio = st.number_input("Ratio of the weights", 1.0, 100_000.0, 30.0, 1.0, key="search.ratio")
         fields = {"target_ratio": ratio}
         st.caption("Finds the smallest divergence among the configurations that reach it.")
     names = codec_labels(searched=True)
