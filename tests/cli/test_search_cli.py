@@ -88,7 +88,7 @@ def test_an_evaluator_of_no_use_is_one_line_and_leaves_nothing_behind(
     [
         (("search", "--max-drop", "nan"), "--max-drop nan"),
         (("search", "--max-drop", "0.01", "--config", "none.json"), "found no configuration"),
-        (("estimate", "--max-restore-cost", 0.1), "--max-restore-cost goes with --try"),
+        (("estimate", "--max-restore-cost", 0.1), "bounds go with --try"),
         (("estimate", "--each", "bits"), "--set bits"),
         (("estimate", "--try", 0), "--try 0 (expected ≥ 1"),
     ],
