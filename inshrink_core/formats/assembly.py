@@ -213,10 +213,8 @@ def _place_in_regions(tensors: Mapping[str, Named]) -> tuple[list[Region], list[
     regions, shared = _regions(tensor for tensor in remaining.values() if not tensor.placed.pieces)
     specs = []
     for key, (name, role, placed, _) in remaining.items():
-        layer, exact = (
-            layers.get(key) or _layer(name, placed.shape),
-            key in shared or is_shared(placed.shape, placed.stride),
-        )
+        layer = layers.get(key) or _layer(name, placed.shape)
+        exact = key in shared or is_shared(placed.shape, placed.stride)
         about: Any = {"role": role, "dtype": placed.dtype, "shape": placed.shape, "layer": layer}
         specs.append(_spec(name=name, exact=exact, **about))
     return regions, specs, aliases

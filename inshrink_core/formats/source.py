@@ -261,10 +261,11 @@ class FileSource:
                 self.accepted += tuple(self._checks_of(name, file).damage(file))
         self._checks.clear()
         damaged = {(item.file, item.offset) for item in self.accepted if item.entry}
-        entries = (
-            (a, tuple(e for e in a.zip_entries if (a.path, e.data_offset) not in damaged)) for a in layouts
-        )
-        return tuple(replace(layout, zip_entries=sound) for layout, sound in entries)
+        found = []
+        for layout in layouts:
+            sound = tuple(e for e in layout.zip_entries if (layout.path, e.data_offset) not in damaged)
+            found.append(replace(layout, zip_entries=sound))
+        return tuple(found)
 
 
 def peek(source: TensorSource, spec: TensorSpec) -> Tensor:
