@@ -20,7 +20,7 @@ def with_lightning(folder, page):
     """Train with the callback of the page, and load what it saved into the trained model again."""
     import lightning.pytorch as pl
     from lightning.pytorch.strategies import ModelParallelStrategy
-    from test_lightning_sharded import Net, loader
+    from tests.integrations.test_lightning_sharded import Net, loader
 
     names: dict = {}
     exec(page, names)
@@ -78,7 +78,7 @@ def with_accelerate(folder):
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parent))
+    sys.path.append(str(Path(__file__).parents[2]))  # Behind the installed package.
     library, path, *rest = sys.argv[1:]
     if library == "lightning":
         with_lightning(Path(path), Path(rest[0]).read_text())
