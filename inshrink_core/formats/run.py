@@ -184,7 +184,7 @@ class Run(Mapping[int, Checkpoint]):
         self.path, self.n_unread = path, n_unread
         self.steps = tuple(self._parsed)
         self.skipped = tuple(row._replace(path=spoken(row.path)) for row in skipped)
-        self.notes = _notes(selection.origin, selection.by_step.values())
+        self.notes = _notes(selection.origin, selection.by_step.values(), is_matched=False)
         self.format = next(iter(self._parsed.values())).format
 
     @property
@@ -294,7 +294,7 @@ class Run(Mapping[int, Checkpoint]):
         parsed = {step: p.matched(_matchings[key]) for step, p in self._parsed.items()}
         named = tuple(item._replace(parsed=item.parsed.matched(_matchings[key])) for item in self._named)
         run = self._copied(_parsed=parsed, _named=named, _accepted={}, _is_matched=True)
-        run.notes = _notes(self.notes[0], parsed.values())
+        run.notes = _notes(self.notes[0], parsed.values(), is_matched=True)
         return run
 
     @property
@@ -534,12 +534,13 @@ def _content(stamp: FileStamp) -> str:
     return digest.hexdigest()
 
 
-def _notes(origin: str, parsed: Iterable[ParsedCheckpoint]) -> tuple[str, ...]:
+def _notes(origin: str, parsed: Iterable[ParsedCheckpoint], *, is_matched: bool) -> tuple[str, ...]:
     """Return the run's notes: origin of steps, opaque files, number of parameters with unmatched state."""
     checkpoints = list(parsed)
     most, of = max([(len(p.slots) - len(p.owners), len(p.slots)) for p in checkpoints], default=(0, 0))
     unseen = Unseen.of(layout for checkpoint in checkpoints for layout in checkpoint.layouts).text
-    lost = f"optimizer state of {most} of {of} parameters is unattributed: its owner is not certain"
+    why = "its owner is not certain" if is_matched else "compress compares values to find its owner"
+    lost = f"optimizer state of {most} of {of} parameters is unattributed: {why}"
     return (origin, *([unseen] if unseen else []), *([lost] if most else []))
 
 

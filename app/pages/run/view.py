@@ -61,7 +61,7 @@ def _place(shown: Subject) -> None:
     if state.was_clicked():
         services.warm_up()
     left, right = st.columns([5, 2], gap="medium")
-    controls, notices, figure, progress, below = (left.container() for _ in range(5))
+    controls, notices, asked, figure, progress, below = (left.container() for _ in range(6))
     card, panel = (right.container() for _ in range(2))
     strip_place, drawer = (st.container() for _ in range(2))
     with controls:
@@ -81,7 +81,9 @@ def _place(shown: Subject) -> None:
     with figure:
         picture.show(view, found, ticked, is_partial=is_partial)
     with progress:
-        if job_card.settled(job) and is_partial and not shown.n_unread:
+        is_settled = job_card.settled(job)
+    if is_settled and is_partial and not shown.n_unread:
+        with asked:
             _ask(shown, look)
     with below:
         picture.sentence(shown, values, look.level)
