@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Final
 
 PRIMARY: Final = "#0072B2"
@@ -58,13 +57,3 @@ def theme_config() -> dict[str, object]:
     for place, mode in enumerate(("light", "dark")):
         config |= {f"theme.{mode}.{key}": colours[place] for key, colours in _COLOURS.items()}
     return config
-
-
-def archive_colours(paths: Iterable[str]) -> dict[str, str]:
-    """Return the colour of each archive of a run, by its path; all charts use the same.
-
-    Blue, orange-red and grey are reserved for measurements of a run, for bounds, and for baselines that store
-    nothing.
-    """
-    colours = (*CATEGORICAL[1:5], *CATEGORICAL[7:])
-    return {path: colours[place % len(colours)] for place, path in enumerate(sorted(paths))}

@@ -26,7 +26,7 @@ from inshrink_core.archive.storage.registry import object_at, storage_at
 from inshrink_core.chain import Archive, original_checks
 from inshrink_core.chain.report import ChainReport, chain_report
 from inshrink_core.errors import clipped
-from inshrink_core.formats import Skipped, read_metrics, split_step_pattern
+from inshrink_core.formats import read_metrics, split_step_pattern
 from inshrink_core.formats.names import step_in_name
 from inshrink_core.verbs.shared.measured import run_content
 
@@ -457,8 +457,8 @@ def _run_subject(run: Run, path: Path) -> Subject:
         steps=tuple(run.steps),
         tensors=tuple(run[run.steps[-1]].specs) if run.steps else (),
         total_bytes=sum(run.nbytes_of(step) for step in run.steps),
-        skipped=tuple(_shown(place, row) for row in run.skipped if not row.unreadable),
-        unreadable=tuple(_shown(place, row) for row in run.unreadable),
+        skipped=tuple((path_in_run(path, row.path), row.reason) for row in run.skipped if not row.unreadable),
+        unreadable=tuple((path_in_run(path, row.path), row.reason) for row in run.unreadable),
         notes=tuple(run.notes),
         step_pattern="" if path == place else path.name,
         is_ordered=run.is_ordered,
@@ -469,10 +469,10 @@ def _run_subject(run: Run, path: Path) -> Subject:
     )
 
 
-def _shown(run: Path, row: Skipped) -> tuple[str, str]:
-    """Return a skipped file's name relative to the run, and the reason."""
-    path = path_of(row.path)
-    return (str(path.relative_to(run)) if path.is_relative_to(run) else row.path, row.reason)
+def path_in_run(run: Path, path: str) -> str:
+    """Return the path of a file for display: relative to the run if it is inside."""
+    found, place = path_of(path), place_of(run)
+    return str(found.relative_to(place)) if found.is_relative_to(place) else path
 
 
 def _archive_subject(archive: Archive, path: Path) -> Subject:

@@ -43,7 +43,7 @@ _MAX_ROWS = 5000
 _MAX_CURVES = 3
 _KEYS = "`/` filters rows, arrows move the selected cell, `p` pins its row, `u` undoes a change of bits."
 _SHARE = "Share of the total"
-_MAX_LISTED, _LISTED_WIDTH, _TABLE_HEIGHT = 5, 40, 380
+_MAX_LISTED, _LISTED_WIDTH, _NAME_WIDTH, _TABLE_HEIGHT = 5, 40, 48, 380
 
 
 class Look(NamedTuple):
@@ -300,6 +300,18 @@ def show_ranked(
             )
 
 
+def carried(shown: Subject, metric: str, name: str, n_values: int, share: float) -> str:
+    """Return what a tensor or group holds of the weights, and carries of a metric; without a full stop.
+
+    `share` is NaN if it is not measured.
+    """
+    held = fmt.percent(n_values / max(1, shown.n_parameters))
+    text = f"**{fmt.markdown(fmt.clipped(name, _NAME_WIDTH))}** holds {held} of the weights"
+    if metric not in ("fisher", "taylor", "magnitude", "update") or not np.isfinite(share):
+        return text
+    return f"{text} and carries {fmt.percent(share)} of the {METRICS[metric].quantity.lower()}"
+
+
 def show_group(view: View, found: Selection) -> None:
     """Offer to open a module in the map, and list the tensors of the module or layer type at a step."""
     tensors, at = view.tensors, view.tensors.steps.index(found.step)
@@ -307,8 +319,13 @@ def show_group(view: View, found: Selection) -> None:
     order = np.argsort(-shares, kind="stable")  # NaN comes last.
     members = set(tensors_of(tensors, found.layer))
     places = [place for place in order.tolist() if place in members]
-    n, step = fmt.counted(len(places), "tensor"), fmt.count(found.step)
-    st.caption(f"{n} at step {step}, the largest share of the total first.")
+    share, n_values = float(shares[places].sum()), sum(tensors.rows[place].numel for place in places)
+    text = carried(view.shown, tensors.metric, found.layer, n_values, share)
+    if share > 0 and len(places) > 1:
+        most = fmt.markdown(fmt.clipped(tensors.rows[places[0]].name, _NAME_WIDTH))
+        text += f", {fmt.percent(float(shares[places[0]]) / share)} of that in {most}"
+    st.markdown(f":small[{text}.]")
+    st.caption(f"{fmt.counted(len(places), 'tensor')}, the largest share of the total first.")
     node = next((row for row in view.nodes if row.name == found.layer), None)
     if node is not None and node.is_open is not None and view.is_tree:
         st.button(

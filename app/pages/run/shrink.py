@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import streamlit as st
@@ -121,8 +120,10 @@ def _basis(board: Board) -> None:
 
 def _result(board: Board, made: Written) -> None:
     """Draw the latest archive: whether it is intact, and its cost."""
-    lost = [(Path(path).name, reason) for path, reason in made.unreadable.items()]
-    problem.show_unreadable(lost, "The archive does not hold them: keep their files.")
+    known = {path for path, _ in board.shown.unreadable}  # The top of the page lists them.
+    lost = {services.path_in_run(board.shown.path, path): why for path, why in made.unreadable.items()}
+    new = [row for row in lost.items() if row[0] not in known]
+    problem.show_unreadable(new, "The archive does not hold them: keep their files.")
     bound, chain = board.now.bound, made.chain
     cost = made.cost(bound.kind)
     name = fmt.markdown(fmt.clipped(chain.path.name, 40))

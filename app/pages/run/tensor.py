@@ -10,7 +10,8 @@ import numpy as np
 import plotly.graph_objects as go
 import streamlit as st
 from inshrink_app import services, state
-from inshrink_app.model import METRICS, Sensitivity, Subject
+from inshrink_app.model import Sensitivity, Subject
+from inshrink_app.pages.run import rows
 from inshrink_app.pages.run.heatmap import StepAxis
 from inshrink_app.theme import CATEGORICAL, GAP, MARK, SEQUENTIAL
 from inshrink_app.widgets import ending, fmt
@@ -53,20 +54,15 @@ def show(shown: Subject, table: Sensitivity, tensor: str, step: int) -> None:
 def why(shown: Subject, table: Sensitivity, seen: Anatomy) -> str:
     """Return a sentence about the share of a tensor, and its reason."""
     names = [row.name for row in table.rows]
-    name = f"**{fmt.markdown(fmt.clipped(seen.spec.name, 48))}**"
-    total = max(1, shown.n_parameters)
-    shares = [f"{name} holds {fmt.percent(seen.spec.numel / total)} of the weights"]
-    if seen.spec.name in names and table.metric in ("fisher", "taylor", "magnitude", "update"):
-        share = table.shares()[names.index(seen.spec.name), table.steps.index(seen.step)]
-        if np.isfinite(share):
-            quantity = METRICS[table.metric].quantity.lower()
-            shares.append(f"carries {fmt.percent(float(share))} of the {quantity}")
-    text = " and ".join(shares)
+    share = math.nan
+    if seen.spec.name in names:
+        share = float(table.shares()[names.index(seen.spec.name), table.steps.index(seen.step)])
+    text = rows.carried(shown, table.metric, seen.spec.name, seen.spec.numel, share)
     more = []
     moved = answer(lambda: services.moved_since(shown, seen.spec.key, seen.step))
     if moved is not None:
         more.append(f"it moved {fmt.percent(moved)} since the previous checkpoint")
-    if seen.rows is not None and (half := half_in(seen.rows)):
+    if seen.rows is not None and 0 < (half := half_in(seen.rows)) < 0.5:
         more.append(f"{fmt.percent(half)} of its rows carry half of its sensitivity")
     return f"{text}; {' and '.join(more)}." if more else f"{text}."
 
