@@ -18,7 +18,10 @@ from inshrink_core.checkpoint import TensorSpec
 from inshrink_core.text import csv_cell
 
 COUNT: Final = "localized"
-"""Counts, bytes and steps: in full, with thousands separators. The default for integers."""
+"""Counts and steps: in full, with thousands separators. The default for integers."""
+
+SIZE: Final = "bytes"
+"""Bytes, on screen in units."""
 
 SMALL: Final = "%.2e"
 """Errors and other values that may span decades: three digits (`small`)."""
@@ -67,8 +70,8 @@ def show(
     alt
         Alternative text.
     formats
-        Formats of columns, except common ones: `WHOLE`, `SMALL`,
-        `SHARE`, `RATIO` or a printf format.
+        Formats of columns, except common ones: `COUNT`, `SIZE`, `SMALL`, `SHARE`, `RATIO` or a printf
+        format.
     wide
         Columns of long text.
     helps
@@ -95,6 +98,7 @@ def drawn_as(
     """Return a table with fractions in percent, and the configuration of its columns by heading (`show`)."""
     forms, tips = {**_USUAL, **(formats or {})}, {**quality.HELPS, **(helps or {})}
     forms |= {name: SHARE for name in table if str(name).startswith(_SHARES)}
+    forms |= {name: SIZE for name in table if SIZE in str(name)}
     shares = {name: 100 * table[name].astype(float) for name in table if forms.get(name) == SHARE}
     return table.assign(**shares), {
         name: _column(table, name, forms.get(name), tips.get(name), name in wide) for name in table.columns
