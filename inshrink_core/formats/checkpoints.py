@@ -168,7 +168,7 @@ def model_folders(names: Iterable[str]) -> list[str]:
 def named_apart(content: FileContent, model: str) -> FileContent:
     """Return the content of a file as that of a further model, with prefixed names."""
     prefix = f"{model}."
-    tree = content.tree.renamed(lambda name: prefix + name)
+    tree = content.tree.prefixed(prefix)
     tree = tree._replace(model=(), extra=[*tree.model, *tree.extra], models=(model, *tree.models))
     aliases = {prefix + alias: prefix + key for alias, key in content.aliases.items()}
     return content._replace(tree=tree, aliases=aliases)

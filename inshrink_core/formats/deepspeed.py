@@ -112,9 +112,9 @@ class _File:
         self.path, self.number = path, number
         stamp = access.admit(path)
         with ReadableFile(path, access.counter, stamp) as file:
-            self.torch = TorchFile.read(file, allow_damaged=access.allow_damaged)
-        self.root, self.place, self.n_bytes = _mapping(self.torch.root), self.torch.place, self.torch.n_bytes
-        entries = tuple(sorted(self.torch.storages.values()))
+            opened = TorchFile.read(file, allow_damaged=access.allow_damaged)
+        self.root, self.place, self.n_bytes = _mapping(opened.root), opened.place, opened.n_bytes
+        entries = tuple(sorted(opened.storages.values()))
         self.content = FileContent(stamp, "torch", StateTree(), entries=entries)
 
     def vector(self, value: object) -> Placed | None:
@@ -185,7 +185,7 @@ def _apart(tree: StateTree, prefix: str, called: set[str]) -> StateTree:
     called |= names
     if not taken:
         return tree
-    apart = tree.renamed(lambda name: prefix + name)
+    apart = tree.prefixed(prefix)
     new = tree.renamed(lambda name: prefix + name if name in taken else name)
     return new._replace(extra=apart.extra, models=apart.models)
 

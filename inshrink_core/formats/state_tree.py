@@ -235,6 +235,10 @@ class StateTree(NamedTuple):
             return tensor
         return tensor._replace(role=TensorRole.BUFFER if tensor.name in self.buffers else TensorRole.WEIGHT)
 
+    def prefixed(self, prefix: str) -> StateTree:
+        """Return the tree with a prefix before the names of tensors, parameters and models."""
+        return self.renamed(lambda name: prefix + name)
+
     def renamed(self, new: Callable[[str], str]) -> StateTree:
         """Return the tree with new names for tensors, parameters and models."""
 

@@ -86,18 +86,6 @@ def test_the_beginning_tells_the_encoding(tmp_path, encoding, is_json):
     assert dict(found) == {"Grün": [(1, 0.5), (2, 0.25)]}
 
 
-@pytest.mark.parametrize(
-    ("text", "column"),
-    [
-        ("10,0.5\n20,0.25\n", "column 2"),
-        ("0.5;10;1\n0.25;20;1\n", "column 1"),
-        ("10\t\t0.5\n20\t7\t0.25\n", "column 3"),
-    ],
-)
-def test_columns_of_a_file_without_a_header_are_numbered(tmp_path, text, column):
-    assert read_metrics(_written(tmp_path, text))[column] == [(10, 0.5), (20, 0.25)]
-
-
 @pytest.mark.parametrize("name", ["epoch", "Epoch", "train/epoch", "_epoch", "epochs", "current_epoch"])
 def test_an_epoch_is_no_metric_in_any_log_of_a_run(tmp_path, name):
     (tmp_path / "metrics.csv").write_bytes(f" step , {name}, loss_epoch\n1,0,0.5\n".encode("utf-16"))
@@ -124,6 +112,7 @@ def test_the_step_is_guessed_and_counters_and_times_are_no_metrics(tmp_path):
     [
         ("a,b\n1,2\n", "called like a step"),
         ("0.5,1\n0.25,1\n", "called like a step"),
+        ("10,0.5\n20,0.25\n", "called like a step"),
         ("epoch,b\n0.5,2\n", "fractions"),
         ("step,b\n,2\n1,\n", "no row has a metric"),
     ],

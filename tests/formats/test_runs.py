@@ -289,8 +289,8 @@ def test_restored_copies_below_the_run_are_no_steps(run):
     assert open_run(run).steps == (1, 2, 3)
     found = fates(run)
     assert [found[f"restored/epoch_{epoch}.pth"] for epoch in (1, 2, 3)] == [
-        "other model",
-        "other model",
+        "branch",
+        "branch",
         "duplicate",
     ]
 

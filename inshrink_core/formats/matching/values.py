@@ -281,7 +281,8 @@ def _read(checkpoint: Checkpoint, key: str) -> Tensor | None:
 
 def match_slots(
     parsed: ParsedCheckpoint,
-    evidence: Callable[[Claims], Evidence],
+    steps: Sequence[int],
+    read: Callable[[int], Checkpoint],
     *,
     known: Claims | None = None,
     order: tuple[str, ...] = (),
@@ -292,8 +293,8 @@ def match_slots(
     ----------
     parsed
         The checkpoint.
-    evidence
-        Collects the evidence from values (`gather`), given the claims from order.
+    steps, read
+        The checkpoints whose values are compared, as in `gather`.
     known
         The matching in an existing archive of the run.
     order
@@ -311,7 +312,7 @@ def match_slots(
         orders.append({name: free[name] for name in in_order(free, order)})
     claimed = [by_order(slots, row) for row in orders]
     laws = [known or {}, *(claims for claims, _ in claimed), by_number(slots, free)]
-    seen = evidence(next(filter(None, laws), {}))
+    seen = gather(steps, slots, free, read, next(filter(None, laws), {}))
     alike = Counter(free.values())
     telling = {key: name for key, name in seen.certain.items() if alike[free[name]] > 1}
     found = dict(seen.certain)
@@ -335,11 +336,8 @@ def match_slots(
             law = {key: name for key, name in law.items() if key not in doubted}
         taken = set(found.values())
         fill({key: name for key, name in law.items() if key not in found and name not in taken})
-    for order_known in (*orders, *orders):  # the first pass narrows the choices of the second
-        choices = by_anchors(slots, order_known, found).items()
-        chosen = {key: names[0] for key, names in choices if len(names) == 1}
-        times = Counter(chosen.values())
-        fill({key: name for key, name in chosen.items() if times[name] == 1})
+    for order_known in orders:
+        fill(by_anchors(slots, order_known, found))
     return Matching(found, order or parsed.order)
 
 
