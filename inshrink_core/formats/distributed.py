@@ -69,14 +69,15 @@ _MAX_COMPARISONS: Final = 1 << 24
 
 
 _Size = Annotated[int, msgspec.Meta(ge=0, lt=MAX_EXTENT)]
-_Sizes = Annotated[tuple[_Size, ...], msgspec.Meta(max_length=64)]
+Sizes = Annotated[tuple[_Size, ...], msgspec.Meta(max_length=64)]
+"""A checked shape, or the offsets in one."""
 
 
 class _Index(msgspec.Struct):
     """The key of a stored shard; for an object, `offset` is None."""
 
     fqn: str
-    offset: _Sizes | None = None
+    offset: Sizes | None = None
 
 
 class _Payload(msgspec.Struct, frozen=True):
@@ -89,12 +90,12 @@ class _Payload(msgspec.Struct, frozen=True):
 
 
 class _Chunk(msgspec.Struct):
-    offsets: _Sizes
-    sizes: _Sizes
+    offsets: Sizes
+    sizes: Sizes
 
 
 class _Storage(msgspec.Struct):
-    size: _Sizes
+    size: Sizes
     properties: Any
     chunks: list[Any]
 

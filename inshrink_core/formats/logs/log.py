@@ -279,6 +279,6 @@ def read_settings(directory: Path, access: Access | None = None) -> RunSettings:
         raise ConfigError(f"the settings: {error.what}", where=str(path), expected="at most 1 MB") from error
     try:
         return msgspec.convert(tomllib.loads(text.decode()), _Settings).evaluator
-    except (ValueError, RecursionError, msgspec.ValidationError) as error:
+    except (ValueError, RecursionError) as error:
         known = f"known are evaluator.{{{', '.join(RunSettings.__struct_fields__)}}}"
         raise ConfigError(f"no valid settings: {error}", where=str(path), remedy=known) from error
