@@ -38,7 +38,6 @@ from inshrink_core.chain.sizes import frame_size
 from inshrink_core.checkpoint import Checkpoint, TensorSource, TensorSpec
 from inshrink_core.codec import FALLBACK_CODEC, TensorReference, get_codec
 from inshrink_core.errors import NotFoundError
-from inshrink_core.formats.disk import holding_files
 from inshrink_core.formats.source import FileSource
 from inshrink_core.frame import FrameInfo, FrameKind
 
@@ -224,7 +223,6 @@ class ChainWriter:
 
         return {spec.key: original(spec) for spec in before.specs}
 
-    @holding_files()
     def append(
         self,
         checkpoint: Checkpoint,

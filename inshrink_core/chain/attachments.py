@@ -31,7 +31,6 @@ from inshrink_core.checkpoint import (
 from inshrink_core.coding.zstd import zstd_decompress
 from inshrink_core.errors import DamagedError, InputError, named
 from inshrink_core.formats.carried import carried_tensors
-from inshrink_core.formats.disk import holding_files
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -280,7 +279,6 @@ def content_digest(
     return total.digest()[:16]
 
 
-@holding_files()
 def holds_content(frame: FrameReader, checkpoint: Checkpoint) -> bool:
     """Whether a frame was made from a checkpoint as stored (`stored_view`).
 

@@ -27,7 +27,6 @@ from inshrink_core.codec import (
 from inshrink_core.errors import InshrinkError
 from inshrink_core.execution.device import separate_stream, upload
 from inshrink_core.execution.threads import ordered_map
-from inshrink_core.formats.disk import holding_files
 from inshrink_core.formats.source import peek, peek_sample
 from inshrink_core.values import real_numbers
 
@@ -167,7 +166,6 @@ class TensorResult(NamedTuple):
     squared_norm: float
 
 
-@holding_files()
 def look_ahead(
     chain: ChainConfig,
     steps: Sequence[int],

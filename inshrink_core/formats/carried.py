@@ -10,7 +10,7 @@ from __future__ import annotations
 import bisect
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,13 +21,12 @@ from inshrink_core.checkpoint import (
     OverlaidSource,
     TensorRole,
     TensorSpec,
-    ZipEntry,
 )
 from inshrink_core.errors import DamagedError, InputError, clipped
 from inshrink_core.execution.resources import Limits
 from inshrink_core.formats.content import TorchFile
 from inshrink_core.formats.discovery import METADATA
-from inshrink_core.formats.disk import Readable, Window
+from inshrink_core.formats.disk import Window
 from inshrink_core.formats.distributed import DistributedMetadata
 from inshrink_core.formats.source import DEFAULT_LIMITS, RestoredFile
 from inshrink_core.formats.state_tree import MODEL_KEYS, Named, Optimizer, Placed, extent, read_state_tree
@@ -50,24 +49,18 @@ class CarriedTensor:
         As in a spec.
     ref
         Its description in the pickle.
-    source, storages
-        The open file that contains it, and the storages there.
+    opened
+        The file that contains it.
     limits
         Limits on memory.
     """
 
     def __init__(
-        self,
-        name: str,
-        role: TensorRole,
-        ref: TensorRef,
-        source: Readable,
-        storages: Mapping[str, ZipEntry],
-        limits: Limits,
+        self, name: str, role: TensorRole, ref: TensorRef, opened: TorchFile, limits: Limits
     ) -> None:
-        self.name, self.role, self.file = name, role, str(source.path)
+        self.name, self.role, self.file = name, role, opened.where
         self.key = Named(name, role, Placed("", (), None, 0, 0)).key
-        self._ref, self._source, self._storages, self._limits = ref, source, storages, limits
+        self._ref, self._opened, self._limits = ref, opened, limits
 
     @property
     def kind(self) -> str:
@@ -133,18 +126,13 @@ class CarriedTensor:
         kind = getattr(torch, dtype)
         if not math.prod(shape):
             return torch.empty(shape, dtype=kind)
-        data = torch.frombuffer(self._bytes(storage, offset, extent(shape, stride), dtype), dtype=torch.uint8)
-        return (data.ne(0) if dtype == "bool" else data.view(kind)).as_strided(shape, stride)
-
-    def _bytes(self, storage: StorageRef, offset: int, n_elements: int, dtype: str) -> bytearray:
-        import torch
-
-        entry = self._storages[storage.key]
-        itemsize = getattr(torch, dtype).itemsize
-        at, nbytes = offset * itemsize, n_elements * itemsize
+        entry = self._opened.storages[storage.key]
+        at, nbytes = offset * kind.itemsize, extent(shape, stride) * kind.itemsize
         if min(at, nbytes) < 0 or at + nbytes > entry.data_nbytes:
             raise ValueError("it reaches past its storage")
-        return bytearray(self._source.read(entry.data_offset + at, nbytes))
+        content = bytearray(self._opened.file.read(entry.data_offset + at, nbytes))
+        data = torch.frombuffer(content, dtype=torch.uint8)
+        return (data.ne(0) if dtype == "bool" else data.view(kind)).as_strided(shape, stride)
 
     def _without_values(self, kind: str) -> InputError:
         what = f"tensor '{clipped(self.name)}' ({kind}) has no values that this format can hold"
@@ -195,14 +183,13 @@ def _carried_shards(checkpoint: Checkpoint, metadata: FileLayout, limits: Limits
             continue
         if layout.path not in opened:
             opened[layout.path] = RestoredFile(checkpoint, layout)
-        file = Window(opened[layout.path], first, nbytes)
-        shard = TorchFile.read(file, allow_damaged=True)
+        shard = TorchFile.read(Window(opened[layout.path], first, nbytes), allow_damaged=True)
         if isinstance(shard.root, TensorRef) and shard.place(shard.root) is None:
             top, _, rest = name.partition(".")
             is_model = top in MODEL_KEYS and bool(rest)
             name = (rest if is_model else name) + (str(list(at)) if any(at) else "")
             role = TensorRole.WEIGHT if is_model else TensorRole.EXTRA
-            yield CarriedTensor(name, role, shard.root, file, shard.storages, limits)
+            yield CarriedTensor(name, role, shard.root, shard, limits)
 
 
 def _carried_in(checkpoint: Checkpoint, layout: FileLayout, limits: Limits) -> Iterator[CarriedTensor]:
@@ -225,7 +212,7 @@ def _carried_in(checkpoint: Checkpoint, layout: FileLayout, limits: Limits) -> I
         named += _named_state(checkpoint, layout, optimizer, number)
     for name, role, found, _ in named:
         if found.offset < 0:
-            yield CarriedTensor(name, role, refs[-found.offset - 1], file, opened.storages, limits)
+            yield CarriedTensor(name, role, refs[-found.offset - 1], opened, limits)
 
 
 def _named_state(

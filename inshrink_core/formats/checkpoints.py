@@ -74,34 +74,6 @@ _MAX_FILES: Final = 100_000
 _HEAD_NBYTES: Final = 512
 
 
-def all_files(root: Path, access: Access, skipped: list[Skipped]) -> dict[str, Path]:
-    """Return the regular files below a directory by relative path, in natural order.
-
-    Raises
-    ------
-    RefusedLinkError
-        A file that must hold tensors is a link out of the run; other such files are listed as skipped.
-    DamagedError
-        A file that must hold tensors is a dangling link.
-    """
-    found: dict[str, Path] = {}
-    for path in access.walk(root, skipped):
-        name = path.relative_to(root).as_posix()
-        if not is_file(path):
-            if path.is_symlink() and _holds_tensors(name):
-                raise DamagedError("a link that leads nowhere", where=str(path), remedy="fetch the file")
-            skipped += [Skipped(str(path), "a link that leads nowhere")] * path.is_symlink()
-        elif access.admits(path):
-            found[name] = path
-        elif _holds_tensors(name):
-            access.admit(path)
-        else:
-            skipped.append(access.skipped(path))
-        if len(found) > _MAX_FILES:
-            raise InputError(f"more than {_MAX_FILES} files in one checkpoint", where=str(root))
-    return dict(sorted(found.items(), key=lambda item: natural_key(item[0])))
-
-
 def _holds_tensors(name: str) -> bool:
     """Return whether a file is read for tensors or is an index of such files, by its name."""
     if "/" in name:
@@ -168,7 +140,7 @@ def model_folders(names: Iterable[str]) -> list[str]:
 def named_apart(content: FileContent, model: str) -> FileContent:
     """Return the content of a file as that of a further model, with prefixed names."""
     prefix = f"{model}."
-    tree = content.tree.renamed(lambda name: prefix + name)
+    tree = content.tree.prefixed(prefix)
     tree = tree._replace(model=(), extra=[*tree.model, *tree.extra], models=(model, *tree.models))
     aliases = {prefix + alias: prefix + key for alias, key in content.aliases.items()}
     return content._replace(tree=tree, aliases=aliases)
@@ -309,8 +281,31 @@ class FilesReader(Reader):
     """Whether a checkpoint without weights is an error."""
 
     def paths(self, path: Path, access: Access, skipped: list[Skipped]) -> dict[str, Path]:
-        """Return the files of a checkpoint by relative path, and record those left out."""
-        return all_files(path, access, skipped)
+        """Return the regular files of a checkpoint by relative path, in natural order, and record the others.
+
+        Raises
+        ------
+        RefusedLinkError
+            A file that must hold tensors is a link out of the run; other such files are listed as skipped.
+        DamagedError
+            A file that must hold tensors is a dangling link.
+        """
+        found: dict[str, Path] = {}
+        for item in access.walk(path, skipped):
+            name = item.relative_to(path).as_posix()
+            if not is_file(item):
+                if item.is_symlink() and _holds_tensors(name):
+                    raise DamagedError("a link that leads nowhere", where=str(item), remedy="fetch the file")
+                skipped += [Skipped(str(item), "a link that leads nowhere")] * item.is_symlink()
+            elif access.admits(item):
+                found[name] = item
+            elif _holds_tensors(name):
+                access.admit(item)
+            else:
+                skipped.append(access.skipped(item))
+            if len(found) > _MAX_FILES:
+                raise InputError(f"more than {_MAX_FILES} files in one checkpoint", where=str(path))
+        return dict(sorted(found.items(), key=lambda row: natural_key(row[0])))
 
     @abstractmethod
     def contents(self, path: Path, paths: dict[str, Path], access: Access) -> Contents:

@@ -112,19 +112,23 @@ def _require_plain(root: object, tree: StateTree, where: str) -> None:
 class TorchFile(NamedTuple):
     """The description in a torch file: the content and size of its pickle, and the storages."""
 
+    file: Readable
     root: object
     n_bytes: int
     storages: Mapping[str, ZipEntry]
-    where: str
+
+    @property
+    def where(self) -> str:
+        """The file, for messages."""
+        return str(self.file.path)
 
     @classmethod
     def read(cls, file: Readable, first: bytes = b"", *, allow_damaged: bool = False) -> TorchFile:
         """Return the description; `first` are the first bytes, which identify the legacy format."""
-        where = str(file.path)
         if is_legacy(first):
-            return cls(*read_torch_legacy(file), where)
+            return cls(file, *read_torch_legacy(file))
         pickled, storages = read_torch_zip(file, allow_damaged=allow_damaged)
-        return cls(read_pickle(pickled, where), len(pickled), storages, where)
+        return cls(file, read_pickle(pickled, str(file.path)), len(pickled), storages)
 
     def place(self, ref: TensorRef) -> Placed | None:
         """Return the place of a tensor (`place`)."""

@@ -202,10 +202,9 @@ def named_state(
     # The place only identifies the tensor.
     places = {name: Placed(*about, None, at, 1) for at, (name, about) in rows if about[0] in DTYPE_SIZES}
 
-    def number(name: str, placed: Placed) -> int | None:
-        return 0 if placed.shape in ((), (1,)) and placed.dtype in ("int64", "int32") else None
-
     def value(name: str) -> object:
+        if name in places:
+            return 0
         with suppress(UnsafePickleError):
             return loaded(name, objects[name], where)
         return None
@@ -213,7 +212,7 @@ def named_state(
     specs: dict[str, TensorSpec] = {}
     hyperparameters: Mapping[str, Mapping[str, float]] = {}
     with suppress(InputError):  # a state without a model is stored exactly
-        tree = state_tree(places, objects, paths, number, value, where)
+        tree = state_tree(places, objects, paths, value, where)
         content = FileContent(FileStamp("", 0, 0), "dcp", tree)
         parsed = assemble(Path(where), "dcp", {METADATA: content}, paths={METADATA: Path(METADATA)})
         hyperparameters = parsed.hyperparameters

@@ -11,12 +11,13 @@ and utils/zero_to_fp32.py of DeepSpeed 0.19.
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple
+
+import msgspec
 
 from inshrink_core.checkpoint import DTYPE_SIZES, Box
 from inshrink_core.errors import DamagedError, clipped
@@ -24,6 +25,7 @@ from inshrink_core.formats.checkpoints import Contents, FilesReader, read_weight
 from inshrink_core.formats.content import FileContent, TorchFile
 from inshrink_core.formats.discovery import TRAINER_STATE
 from inshrink_core.formats.disk import Access, ReadableFile, is_dir, is_file, missing, scan
+from inshrink_core.formats.distributed import Sizes
 from inshrink_core.formats.names import is_numbered
 from inshrink_core.formats.state_tree import Placed, StateTree, read_state_tree, strip_wrappers
 from inshrink_core.formats.torch.pickles import StorageRef, TensorRef
@@ -43,7 +45,6 @@ _BASE: Final = {_STAGE_3: "optimizer_state_dict", _STAGES_1_AND_2: "base_optimiz
 
 _MASTER: Final = "master_param"
 _FRAGMENTS: Final = "frozen_param_fragments"
-_MAX_DIMENSIONS: Final = 64
 
 
 class DeepSpeedReader(FilesReader):
@@ -112,9 +113,9 @@ class _File:
         self.path, self.number = path, number
         stamp = access.admit(path)
         with ReadableFile(path, access.counter, stamp) as file:
-            self.torch = TorchFile.read(file, allow_damaged=access.allow_damaged)
-        self.root, self.place, self.n_bytes = _mapping(self.torch.root), self.torch.place, self.torch.n_bytes
-        entries = tuple(sorted(self.torch.storages.values()))
+            opened = TorchFile.read(file, allow_damaged=access.allow_damaged)
+        self.root, self.place, self.n_bytes = _mapping(opened.root), opened.place, opened.n_bytes
+        entries = tuple(sorted(opened.storages.values()))
         self.content = FileContent(stamp, "torch", StateTree(), entries=entries)
 
     def vector(self, value: object) -> Placed | None:
@@ -185,7 +186,7 @@ def _apart(tree: StateTree, prefix: str, called: set[str]) -> StateTree:
     called |= names
     if not taken:
         return tree
-    apart = tree.renamed(lambda name: prefix + name)
+    apart = tree.prefixed(prefix)
     new = tree.renamed(lambda name: prefix + name if name in taken else name)
     return new._replace(extra=apart.extra, models=apart.models)
 
@@ -312,22 +313,12 @@ class _ModelRank:
                     found.setdefault(name, [{} for _ in self.ranks])[rank][i] = placed
         return found
 
-    def _shapes(self) -> list[list[tuple[str, tuple[int, ...], int]]]:
-        """Return the parameters of every group: name, shape, number of elements."""
-        groups = [_mapping(group) for group in self.models[0].root["param_shapes"]]
-        if len(set().union(*groups)) != sum(map(len, groups)):
-            raise self.models[0].damaged("a parameter has two shapes")
-        return [[self._shape(name, shape) for name, shape in group.items()] for group in groups]
-
-    def _shape(self, name: object, shape: object) -> tuple[str, tuple[int, ...], int]:
-        if (
-            not isinstance(name, str)
-            or not isinstance(shape, (tuple, list))
-            or len(shape) > _MAX_DIMENSIONS
-            or not all(type(size) is int and size >= 0 for size in shape)
-        ):
-            raise self.models[0].damaged(f"no shape of a parameter: {clipped(repr(name))}")
-        return name, tuple(shape), math.prod(shape)
+    def _shapes(self, value: object) -> dict[str, tuple[int, ...]]:
+        """Return the shape of each parameter, from a table in the model's file."""
+        try:
+            return msgspec.convert(value, dict[str, Sizes])
+        except msgspec.ValidationError as error:
+            raise self.models[0].damaged(f"no shape of a parameter: {error}") from error
 
     def _cut(self, masters: _Vectors) -> list[_Parameter]:
         """Return the parameters with their runs in the vectors.
@@ -337,17 +328,20 @@ class _ModelRank:
         DamagedError
             The vectors hold fewer elements than the shapes in the model's file require.
         """
+        groups = [self._shapes(group) for group in self.models[0].root["param_shapes"]]
+        shapes = {name: shape for group in groups for name, shape in group.items()}
+        if len(shapes) != sum(map(len, groups)):
+            raise self.models[0].damaged("a parameter has two shapes")
         if self.is_stage_3:
-            shapes = itertools.chain(*self._shapes())
             return self._cut_each(shapes, [masters[0][i].shape[0] for i in sorted(masters[0])])
         found = []
         paddings = self._states[0].get("param_alignment_paddings")
-        for number, group in enumerate(self._shapes()):
+        for number, group in enumerate(groups):
             part = masters[0][number].shape[0] if number in masters[0] else 0
             padding = paddings[number] if isinstance(paddings, list) and number < len(paddings) else ()
             at = 0
-            for i, (name, shape, numel) in enumerate(group):
-                if numel:
+            for i, (name, shape) in enumerate(group.items()):
+                if numel := math.prod(shape):
                     if not part or at + numel > part * len(self.ranks):
                         raise self._too_short(name)
                     held_by = range(at // part, (at + numel - 1) // part + 1)
@@ -357,14 +351,12 @@ class _ModelRank:
                 at += numel + (extra if type(extra) is int and extra > 0 else 0)
         return found
 
-    def _cut_each(
-        self, shapes: Iterable[tuple[str, tuple[int, ...], int]], sizes: Sequence[int]
-    ) -> list[_Parameter]:
+    def _cut_each(self, shapes: Mapping[str, tuple[int, ...]], sizes: Sequence[int]) -> list[_Parameter]:
         """Return parameters cut into equal parts, one per rank; the parts of a rank are contiguous."""
         found: list[_Parameter] = []
         at = 0
-        for name, shape, numel in shapes:
-            if not numel:
+        for name, shape in shapes.items():
+            if not (numel := math.prod(shape)):
                 continue
             part = -(-numel // len(self.ranks))
             if at + part > sum(sizes):
@@ -384,12 +376,12 @@ class _ModelRank:
         """Return the frozen parameters of stage 3 and the places of their parts."""
         found: list[_Parameter] = []
         fragments: _Vectors = [{} for _ in self.models]
-        for i, (name, shape) in enumerate(_mapping(self.models[0].root.get("frozen_param_shapes")).items()):
-            sized = self._shape(name, shape)
+        shapes = self._shapes(self.models[0].root.get("frozen_param_shapes") or {})
+        for i, (name, shape) in enumerate(shapes.items()):
             for rank, file in enumerate(self.models):
                 if (placed := file.vector(_mapping(file.root.get(_FRAGMENTS)).get(name))) is not None:
                     fragments[rank][i] = placed
-            parts = self._cut_each([sized], [-(-sized[2] // len(self.ranks))])
+            parts = self._cut_each({name: shape}, [-(-math.prod(shape) // len(self.ranks))])
             found += [part._replace(runs=[run._replace(group=i) for run in part.runs]) for part in parts]
         return found, fragments
 

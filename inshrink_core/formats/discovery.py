@@ -202,12 +202,17 @@ class Discovery:
             raise NotFoundError("there is no such file or directory", where=text)
         self.found = sorted(self._without_links(found), key=lambda item: natural_key(str(item.path)))
 
-    def _take(self, path: Path) -> Iterator[Found]:
+    def _take(self, path: Path, inner: list[Path] | None = None) -> Iterator[Found]:
+        """Yield the candidate at a path; add a folder that holds others to `inner`, if given."""
         reader = reader_of(path, self._access)
-        if reader is not None:
+        if reader is not None and (inner is None or not self._holds_checkpoints(path)):
             yield Found(path, reader)
-        else:
-            self.others.append(path)
+            return
+        self.others.append(path)
+        real = os.path.realpath(path) if path.is_symlink() else ""
+        if inner is not None and real not in self._seen:  # a link may lead to a parent folder
+            self._seen |= {real} - {""}
+            inner.append(path)
 
     def _walk(self, root: Path) -> Iterator[Found]:
         """Yield the candidates at any depth below a directory that is not itself a checkpoint."""
@@ -237,7 +242,7 @@ class Discovery:
                 elif is_dir(entry):
                     is_hidden = entry.name.startswith(".") or entry.name.endswith(".inshrink")
                     if not is_hidden and not self._is_refused(path):
-                        yield from self._take_folder(path, inner)
+                        yield from self._take(path, inner)
                 elif entry.is_symlink() and not is_file(entry):
                     self.others.append(path)
                     if is_weight_file(path.name):
@@ -245,17 +250,6 @@ class Discovery:
                 else:
                     yield from self._take(path)
             todo += reversed(inner)
-
-    def _take_folder(self, path: Path, inner: list[Path]) -> Iterator[Found]:
-        reader = reader_of(path, self._access)
-        if reader is not None and not self._holds_checkpoints(path):
-            yield Found(path, reader)
-            return
-        self.others.append(path)
-        real = os.path.realpath(path) if path.is_symlink() else ""
-        if real not in self._seen:  # a link may lead to a parent folder
-            self._seen |= {real} - {""}
-            inner.append(path)
 
     def _is_refused(self, folder: Path) -> bool:
         """Return whether a directory is a link out of the run; raise an error if its name has a step."""

@@ -125,16 +125,16 @@ class ReadableFile(Closing):
         except OSError as error:
             raise StorageError(f"the file cannot be opened: {error.strerror}", where=str(path)) from error
         try:
-            self.require(unchanged, self._is_at(unchanged.real_path))
+            self._require(unchanged)
             self._content = self._elsewhere(unchanged.real_path)
         except BaseException:
             self.close()
             raise
 
-    def require(self, unchanged: FileStamp, is_there: bool = True) -> None:
+    def _require(self, unchanged: FileStamp) -> None:
         """Check that the open file matches a stamp and is still at its path."""
         found = os.fstat(self._descriptor)
-        if not is_there or (found.st_size, found.st_mtime_ns) != unchanged[1:]:
+        if not self._is_at(unchanged.real_path) or (found.st_size, found.st_mtime_ns) != unchanged[1:]:
             raise DamagedError(CHANGED, where=str(self.path), remedy=OPEN_AGAIN)
 
     def _elsewhere(self, path: str) -> Content | None:
@@ -198,16 +198,7 @@ class ReadableFile(Closing):
             expected, found = f"{n_bytes} bytes at offset {offset}", f"{self.nbytes} bytes in all"
             raise damaged(self, "the file is shorter than its records need", expected=expected, found=found)
         self.expect([(offset, n_bytes)], compared=compared)
-        if n_bytes <= 4096:
-            # Opening a run does thousands of small reads: avoid the buffer and the loop.
-            try:
-                data = os.pread(self._descriptor, n_bytes, offset)
-            except OSError as error:
-                raise StorageError(f"reading failed: {error.strerror}", where=str(self.path)) from error
-            if len(data) == n_bytes:
-                self.counter.add(n_bytes)
-                return data
-        return bytes(self.read_into(offset, memoryview(bytearray(n_bytes))))
+        return bytes(self._filled(offset, memoryview(bytearray(n_bytes))))
 
     def read_runs(self, offsets: range, n_bytes: int) -> bytearray:
         """Return short runs of `n_bytes` at ascending offsets, joined.
@@ -219,19 +210,15 @@ class ReadableFile(Closing):
         with contextlib.suppress(AttributeError, OSError):
             nbytes = offsets[-1] - offsets[0] + n_bytes
             os.posix_fadvise(self._descriptor, offsets[0], nbytes, os.POSIX_FADV_WILLNEED)
-        try:
-            data = bytearray().join(os.pread(self._descriptor, n_bytes, offset) for offset in offsets)
-        except OSError as error:
-            raise StorageError(f"reading failed: {error.strerror}", where=str(self.path)) from error
-        if len(data) != n_bytes * len(offsets):
-            raise DamagedError("the file ended while being read", where=str(self.path))
-        self.counter.add(len(data))
-        return data
+        return bytearray().join(self.read(offset, n_bytes) for offset in offsets)
 
     def read_into(self, offset: int, target: memoryview) -> memoryview:
         """Fill a writable buffer of bytes from `offset`, and return it."""
+        self.expect([(offset, len(target))])
+        return self._filled(offset, target)
+
+    def _filled(self, offset: int, target: memoryview) -> memoryview:
         done, wanted = 0, len(target)
-        self.expect([(offset, wanted)])
         while done < wanted:
             try:
                 # Linux limits one read to 2 GiB; 256 MiB also stays below the limits of other systems.
@@ -243,59 +230,6 @@ class ReadableFile(Closing):
             done += part
         self.counter.add(wanted)
         return target
-
-
-_MAX_IDLE: Final = 16
-"""Maximum number of files that stay open between reads; enough for threads that read different files."""
-
-_idle: list[tuple[FileStamp, ReadableFile]] = []
-_n_holding = 0
-_lock = threading.Lock()
-
-
-@contextlib.contextmanager
-def holding_files() -> Iterator[None]:
-    """Keep files open between reads (`reading`) in all threads while the context is active.
-
-    Opening a file and verifying that it is unchanged takes longer than reading a small tensor.
-    """
-    global _n_holding
-    with _lock:
-        _n_holding += 1
-    try:
-        yield
-    finally:
-        with _lock:
-            _n_holding -= 1
-            closed = [] if _n_holding else _idle.copy()
-            del _idle[: len(closed)]
-        for _, file in closed:
-            file.close()
-
-
-@contextlib.contextmanager
-def reading(path: Path, counter: ByteCounter, unchanged: FileStamp) -> Iterator[ReadableFile]:
-    """Yield an open file: a new `ReadableFile`, or an idle one that has not changed since."""
-    with _lock:
-        alike = (item for item in _idle if item[0] == unchanged and item[1].counter is counter)
-        left = next(alike, None)
-        if left is not None:
-            _idle.remove(left)
-    file = ReadableFile(path, counter, unchanged) if left is None else left[1]
-    try:
-        if left is not None:
-            file.require(unchanged)
-        yield file
-    except BaseException:
-        file.close()
-        raise
-    with _lock:
-        closed = [file]
-        if _n_holding and not file.is_elsewhere:
-            _idle.append((unchanged, file))
-            closed = [_idle.pop(0)[1]] if len(_idle) > _MAX_IDLE else []
-    for item in closed:
-        item.close()
 
 
 class Readable(Protocol):

@@ -51,6 +51,7 @@ _T = TypeVar("_T")
 
 _MAX_DEPTH: Final = 8
 _MAX_ITEMS: Final = 1 << 20
+_INTEGERS: Final = ("int64", "int32")
 _MAX_OBJECTS: Final = 1024
 """Maximum number of objects that are opened: optimizers stored flat have ten for each parameter."""
 
@@ -68,14 +69,15 @@ _MAX_COMPARISONS: Final = 1 << 24
 
 
 _Size = Annotated[int, msgspec.Meta(ge=0, lt=MAX_EXTENT)]
-_Sizes = Annotated[tuple[_Size, ...], msgspec.Meta(max_length=64)]
+Sizes = Annotated[tuple[_Size, ...], msgspec.Meta(max_length=64)]
+"""A checked shape, or the offsets in one."""
 
 
 class _Index(msgspec.Struct):
     """The key of a stored shard; for an object, `offset` is None."""
 
     fqn: str
-    offset: _Sizes | None = None
+    offset: Sizes | None = None
 
 
 class _Payload(msgspec.Struct, frozen=True):
@@ -88,12 +90,12 @@ class _Payload(msgspec.Struct, frozen=True):
 
 
 class _Chunk(msgspec.Struct):
-    offsets: _Sizes
-    sizes: _Sizes
+    offsets: Sizes
+    sizes: Sizes
 
 
 class _Storage(msgspec.Struct):
-    size: _Sizes
+    size: Sizes
     properties: Any
     chunks: list[Any]
 
@@ -242,13 +244,10 @@ class _Files:
     def window(self, payload: _Payload) -> Window:
         return Window(self._files[payload.file], payload.offset, payload.nbytes)
 
-    def number(self, payload: _Payload, placed: Placed) -> int | None:
-        """Return the value of an integer tensor with one element; None for any other tensor."""
-        if placed.dtype not in ("int64", "int32") or math.prod(placed.shape) != 1:
-            return None
+    def number(self, payload: _Payload, placed: Placed) -> int:
+        """Return the value of an integer tensor with one element."""
         at = placed.pieces[0].placed
-        raw = self._files[payload.file].read(at.offset, at.span)
-        return int.from_bytes(raw, "little", signed=True)
+        return int.from_bytes(self._files[payload.file].read(at.offset, at.span), "little", signed=True)
 
     def value(self, payload: _Payload) -> object:
         """Return the value of an object; None if it is carried unread."""
@@ -361,7 +360,6 @@ def state_tree(
     places: Mapping[str, Placed],
     objects: Iterable[str],
     paths: Mapping[Any, Any],
-    number: Callable[[str, Placed], int | None],
     value: Callable[[str], object],
     where: str,
 ) -> StateTree:
@@ -375,30 +373,23 @@ def state_tree(
         Names of the entries that are no tensors.
     paths
         The key path of each entry by name, where known.
-    number, value
-        `number` returns the integer in a tensor of one element, or None; `value` returns an object, or None
-        if it cannot be read.
+    value
+        Returns an object, or the integer in a tensor of one element; None if it cannot be read.
     where
         The checkpoint, for messages.
     """
     nested: dict[Any, Any] = {}
     steps: dict[str, int] = {}
-    for name, placed in places.items():
-        path = split_name(name, paths)
-        if _is_step(path):
-            step = number(name, placed)
-            if step is not None:
-                steps[str(path[-1])] = step
-                continue
-        ref = TensorRef(StorageRef(name, placed.dtype, 0), placed.dtype, 0, placed.shape, ())
-        _insert(nested, path, ref)
     n_opened = 0
-    for name in objects:
-        path = split_name(name, paths)
-        if _is_step(path):
-            found = value(name)
-            if type(found) is int:
+    for name in (*places, *objects):
+        path, placed = split_name(name, paths), places.get(name)
+        is_number = placed is None or (placed.dtype in _INTEGERS and math.prod(placed.shape) == 1)
+        if is_number and _is_step(path):
+            if type(found := value(name)) is int:
                 steps[str(path[-1])] = found
+        elif placed is not None:
+            ref = TensorRef(StorageRef(name, placed.dtype, 0), placed.dtype, 0, placed.shape, ())
+            _insert(nested, path, ref)
         elif "param_groups" in path and n_opened < _MAX_OBJECTS:
             n_opened += 1
             _insert(nested, path, value(name))
@@ -480,13 +471,12 @@ def read_distributed(root: Path, access: Access, first: int = 0) -> dict[str, Fi
         placed = {name: _place(name, item, files, numbers) for name, item in described.tensors.items()}
         places = {name: item for name, item in placed.items() if item is not None}
 
-        def number(name: str, place: Placed) -> int | None:
-            return files.number(described.tensors[name].shards[0][1], place) if place.pieces else None
-
         def value(name: str) -> object:
-            return files.value(described.objects[name])
+            if name in described.objects:
+                return files.value(described.objects[name])
+            return files.number(described.tensors[name].shards[0][1], places[name])
 
-        tree = state_tree(places, described.objects, described.paths, number, value, str(root))
+        tree = state_tree(places, described.objects, described.paths, value, str(root))
     zips: dict[str, list[PackedZip]] = {name: [] for name in files.stamps}
     objects = set(described.objects.values())
     for payload in payloads:

@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
-from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint, TensorRole, Unseen
+from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint, Unseen
 from inshrink_core.errors import (
     InputError,
     InshrinkError,
@@ -55,7 +55,7 @@ from inshrink_core.formats.disk import (
 from inshrink_core.formats.logs.log import RunSettings, TrainingLog, read_log, read_settings
 from inshrink_core.formats.matching.laws import Matching
 from inshrink_core.formats.matching.registered import registered_order
-from inshrink_core.formats.matching.values import N_PAIRS, gather, match_slots, same_places
+from inshrink_core.formats.matching.values import N_PAIRS, match_slots, same_places
 from inshrink_core.formats.names import (
     compile_step_pattern,
     is_numbered,
@@ -66,7 +66,6 @@ from inshrink_core.formats.names import (
 )
 from inshrink_core.formats.readers import reader_of
 from inshrink_core.formats.selection import Named, Selection, by_evidence, by_pattern, group_files, main_model
-from inshrink_core.formats.source import peek_sample
 from inshrink_core.text import url_of
 
 _FIRST_NBYTES: Final = 64 << 10
@@ -286,9 +285,8 @@ class Run(Mapping[int, Checkpoint]):
             def read(step: int) -> Checkpoint:
                 return neutral[step].checkpoint(step, self._access.counter)
 
-            evidence = functools.partial(gather, first, last.slots, last.free, read)
             owners = None if known is None else known.owners
-            found = match_slots(last, evidence, known=owners, order=order)
+            found = match_slots(last, first, read, known=owners, order=order)
             _matchings.clear()
             _matchings[key] = found
         parsed = {step: p.matched(_matchings[key]) for step, p in self._parsed.items()}
@@ -419,24 +417,9 @@ class Run(Mapping[int, Checkpoint]):
                 steps &= {step for step, other in alike if _content(stamp) == _content(other)}
             if steps:
                 rows.append((named, Fate.DUPLICATE, named.step if named.step in steps else max(steps)))
-            elif named.above is not None and self._is_restored(named, named.above):
-                rows.append((named, Fate.OTHER_MODEL, named.above))
             else:
                 rows.append((named, Fate.BRANCH, named.step))
         return tuple(rows)
-
-    def _is_restored(self, file: Named, step: int) -> bool:
-        """Return whether a checkpoint is a restored copy of a step: nearer to it than a neighbour is."""
-        at = self.steps.index(step)
-        neighbour = self.steps[at - 1] if at else self.steps[-1]
-        copy = file.parsed.checkpoint(step, self._access.counter)
-        floats = (spec for spec in copy.specs if spec.role is TensorRole.WEIGHT and "float" in spec.dtype)
-        spec = max(floats, key=lambda spec: spec.nbytes, default=None)
-        if spec is None or any(spec.key not in self[known] for known in (step, neighbour)):
-            return False
-        values = [peek_sample(c.source, spec).float() for c in (copy, self[step], self[neighbour])]
-        near, far = ((values[1] - other).norm() for other in (values[0], values[2]))
-        return bool(near < (far if neighbour != step else 0.1 * values[1].norm()))
 
     @functools.cached_property
     def fates(self) -> tuple[Skipped, ...]:
@@ -447,8 +430,7 @@ class Run(Mapping[int, Checkpoint]):
         steps = [Skipped("", "", Fate.STEP, step) for step in self._parsed]
         rows = list(zip(steps, self._parsed.values(), strict=True))
         for named, fate, step in self._beside:
-            reason = f"near to step {step}, as a restored copy" if fate is Fate.OTHER_MODEL else ""
-            row = Skipped("", reason, fate, step, name=named.name if fate is Fate.BRANCH else "")
+            row = Skipped("", "", fate, step, name=named.name if fate is Fate.BRANCH else "")
             rows.append((row, named.parsed))
         found = {row.path: row for about, parsed in rows for row in self._fates_of(parsed, about)}
         for row in self.skipped:

@@ -10,9 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
-from functools import partial
 from itertools import compress
-from operator import and_, or_
 from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple
 
@@ -92,8 +90,8 @@ def _apart(contents: Mapping[str, FileContent]) -> dict[str, FileContent]:
             content = named_apart(content, folder if words[prefix] > 1 and folder else prefix)
         tensors = {tensor for tensor, _ in (*content.tree.model, *content.tree.extra)}
         if shard := _SHARD.search(name) if taken & tensors else None:
-            rank = partial("{}.{}".format, shard[0].strip("._-"))
-            content = content._replace(tree=content.tree.renamed(rank))
+            prefix = f"{shard[0].strip('._-')}."
+            content = content._replace(tree=content.tree.prefixed(prefix))
         taken |= tensors
         found[name] = content
     return found
@@ -240,14 +238,11 @@ class Named(NamedTuple):
         The step that it belongs to.
     parsed
         Its headers.
-    above
-        Step of a file with the same name and size in a folder above, as for a restored copy.
     """
 
     name: str
     step: int
     parsed: ParsedCheckpoint
-    above: int | None = None
 
 
 class Selection(NamedTuple):
@@ -352,7 +347,7 @@ def by_evidence(
     for entry in parsed:
         if id(entry) in above:
             twin = step_of.get(id(above[id(entry)]))
-            named.append(Named(_inside(entry.path, root), last if twin is None else twin, entry, twin))
+            named.append(Named(_inside(entry.path, root), last if twin is None else twin, entry))
     taken = Counter(entry.name for entry in named)
     for at, branch in enumerate(named):
         if taken[branch.name] > 1:
@@ -374,11 +369,10 @@ def _above(parsed: Sequence[ParsedCheckpoint]) -> dict[int, ParsedCheckpoint]:
 
 def _on_main_line(names: Sequence[str]) -> list[bool]:
     """Return which names are steps; labels such as best and last exclude a checkpoint."""
-    numbered = list(map(is_numbered, names))
-    is_main = [not _BESIDE & {*read_name(name).labels} for name in names]
-    if not any(map(and_, is_main, numbered)):
-        is_main = list(map(or_, is_main, numbered))
-    return is_main if any(is_main) else [True] * len(names)
+    is_step = [not _BESIDE & {*read_name(name).labels} for name in names]
+    if not any(is_numbered(name) for name, found in zip(names, is_step, strict=True) if found):
+        is_step = [found or is_numbered(name) for name, found in zip(names, is_step, strict=True)]
+    return is_step if any(is_step) else [True] * len(names)
 
 
 def _branch_name(parsed: ParsedCheckpoint) -> str:

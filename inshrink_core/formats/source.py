@@ -8,7 +8,6 @@ import math
 import struct
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -29,7 +28,7 @@ from inshrink_core.errors import DamagedError, NotFoundError
 from inshrink_core.execution.files import cached_parts
 from inshrink_core.execution.resources import Limits, new_buffer
 from inshrink_core.formats.checksums import Damage, FileChecks, PackedZip, digest_beside
-from inshrink_core.formats.disk import ByteCounter, FileStamp, ReadableFile, reading
+from inshrink_core.formats.disk import ByteCounter, FileStamp, ReadableFile
 from inshrink_core.formats.state_tree import Placed, extent, is_shared
 
 if TYPE_CHECKING:
@@ -84,8 +83,8 @@ class FileSource:
         self._checks: dict[str, FileChecks] = {}
         self._lock = threading.Lock()
 
-    def _open(self, name: str) -> AbstractContextManager[ReadableFile]:
-        return reading(self._paths[name], self._counter, self._stamps[name])
+    def _open(self, name: str) -> ReadableFile:
+        return ReadableFile(self._paths[name], self._counter, self._stamps[name])
 
     def _checks_of(self, name: str, file: ReadableFile) -> FileChecks:
         """Return the checksums of a file, located at the first access to its bytes."""

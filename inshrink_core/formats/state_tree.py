@@ -235,6 +235,10 @@ class StateTree(NamedTuple):
             return tensor
         return tensor._replace(role=TensorRole.BUFFER if tensor.name in self.buffers else TensorRole.WEIGHT)
 
+    def prefixed(self, prefix: str) -> StateTree:
+        """Return the tree with a prefix before the names of tensors, parameters and models."""
+        return self.renamed(lambda name: prefix + name)
+
     def renamed(self, new: Callable[[str], str]) -> StateTree:
         """Return the tree with new names for tensors, parameters and models."""
 
@@ -706,10 +710,18 @@ def _names_known(optimizer: Optimizer) -> dict[int | str, str]:
     return dict(zip(by_name, strip_wrappers(by_name), strict=True))
 
 
-def _slots(
-    optimizers: Sequence[Sequence[Optimizer]],
-) -> Iterator[tuple[int, int, Optimizer, str, list[tuple[int | str, Slot]]]]:
-    """Yield file, number in the file, optimizer, prefix of its state's names, and its parameters' slots."""
+class _Parameters(NamedTuple):
+    """The parameters of one optimizer: slots and known names, and the prefix of the names of its state."""
+
+    file: int
+    number: int
+    optimizer: Optimizer
+    prefix: str
+    slots: dict[int | str, Slot]
+    names: dict[int | str, str]
+
+
+def _parameters(optimizers: Sequence[Sequence[Optimizer]]) -> Iterator[_Parameters]:
     n_optimizers = n_groups = 0
     for file, items in enumerate(optimizers):
         for number, optimizer in enumerate(items):
@@ -720,7 +732,7 @@ def _slots(
                     shape = _shape_of(optimizer.state.get(param, ()))
                     slots.setdefault(param, Slot(f"{prefix}.{param}", n_optimizers, n_groups, shape))
                 n_groups += 1
-            yield file, number, optimizer, prefix, list(slots.items())
+            yield _Parameters(file, number, optimizer, prefix, slots, _names_known(optimizer))
             n_optimizers += 1
 
 
@@ -767,27 +779,25 @@ def assign_roles(
     tensor that it averages.
     """
     free = parameters_of(model)
-    every = list(_slots(optimizers))
+    every = list(_parameters(optimizers))
     averaged = twins({name: placed.shape for _, name, placed in model}, models)
     if models or averaged:
         weights = {n: shape for n, shape in free.items() if n not in averaged and not model_of(n, models)}
-        if sum(len(items) for *_, items in every) > len(weights):
+        if sum(len(item.slots) for item in every) > len(weights):
             averaged = twins({name: placed.shape for _, name, placed in model}, models, models)
             weights = {n: shape for n, shape in free.items() if n not in averaged or not model_of(n, models)}
         free = weights
-    known = [_names_known(optimizer) for _, _, optimizer, _, _ in every]
-    named = {name for names in known for name in names.values()}
+    named = {name for item in every for name in item.names.values()}
     free = {name: shape for name, shape in free.items() if name not in named}
-    rows = zip(every, known, strict=True)
-    slots = [slot for row, names in rows for param, slot in row[-1] if param not in names]
+    slots = [slot for item in every for param, slot in item.slots.items() if param not in item.names]
     if owners is None:
         owners = claims_of_headers(slots, free, ordered=ordered)
     owners = {slot.key: owners[slot.key] for slot in slots if owners.get(slot.key) in free}
     state: list[Named] = []
     groups: dict[str, tuple[int, int, int]] = {}
     unmatched, taken = False, set[str]()
-    for (file, number, optimizer, prefix, items), names in zip(every, known, strict=True):
-        called = {param: names.get(param) or owners.get(slot.key, "") for param, slot in items}
+    for file, number, optimizer, prefix, numbered, names in every:
+        called = {param: names.get(param) or owners.get(slot.key, "") for param, slot in numbered.items()}
         for param, tensors in optimizer.state.items():
             added = [item.of(called[param], file) for item in tensors]
             if not called[param] or not taken.isdisjoint(item.key for item in added):
@@ -799,7 +809,7 @@ def assign_roles(
                 groups |= {called[p] or f"{prefix}.{p}": (file, number, i) for p in group.params}
     used = {*owners.values(), *named}
     trained = {model_of(name, models) for name in used}
-    any_state = any(optimizer.state for _, _, optimizer, _, _ in every)
+    any_state = any(item.optimizer.state for item in every)
     loose = free.keys() - used if any_state and not unmatched else set()
     loose = {name for name in loose if model_of(name, models) in trained}
     roles = []

@@ -301,7 +301,6 @@ class Estimate(
 
     def perform(self) -> EstimateReport:
         """Estimate each configuration."""
-        from inshrink_core.formats.disk import holding_files
         from inshrink_core.search.search import choose_steps, trial_log_of
 
         begun = time.perf_counter()
@@ -317,9 +316,8 @@ class Estimate(
         known_at = {} if found is None else found.document | {"measured_at": found.at}
         report = read_as(EstimateReport, known_at) if known_at else None
         if report is None:
-            with holding_files():
-                sample = _Sample.of(opened, chosen, self.tried, known, len(configs))
-                first, *others = self._estimated(sample, configs)
+            sample = _Sample.of(opened, chosen, self.tried, known, len(configs))
+            first, *others = self._estimated(sample, configs)
             seconds = time.perf_counter() - begun
             report = replace(first, each=tuple(others), seconds=seconds if others else first.seconds)
             store.add("estimate", question, report.to_json())

@@ -203,7 +203,7 @@ def many(state):
     [
         (*of_shapes(lambda shapes: shapes[0].update(c=(9, 9))), "partitions end"),
         (*of_shapes(lambda shapes: shapes[0].update(c=(-1,))), "no shape"),
-        (*of_shapes(lambda shapes: shapes[0].update(c=(1 << 62,) * 9)), "partitions end"),
+        (*of_shapes(lambda shapes: shapes[0].update(c=(1 << 62,) * 9)), "no shape"),
         (*of_shapes(lambda shapes: shapes.extend(shapes * 99)), "two shapes"),
         (*of_rank(many), "more values"),
         (*of_rank(lambda state: state[FP32].pop()), "rank 1 has not all of its part"),

@@ -51,10 +51,6 @@ def _simple(tag, value):
     return _bytes(1, tag.encode()) + b"\x15" + struct.pack("<f", value)
 
 
-def _tensor(tag, tensor):
-    return _bytes(1, tag.encode()) + _bytes(8, tensor)
-
-
 FIRST = _record(b"\x09" + struct.pack("<d", 1e9) + _bytes(3, b"brain.Event:2"))
 EVENTS = FIRST + _event(10, _simple("loss", 0.5), _simple("acc", 0.25)) + _event(300, _simple("loss", 0.125))
 
@@ -86,18 +82,6 @@ def test_the_beginning_tells_the_encoding(tmp_path, encoding, is_json):
     assert dict(found) == {"Grün": [(1, 0.5), (2, 0.25)]}
 
 
-@pytest.mark.parametrize(
-    ("text", "column"),
-    [
-        ("10,0.5\n20,0.25\n", "column 2"),
-        ("0.5;10;1\n0.25;20;1\n", "column 1"),
-        ("10\t\t0.5\n20\t7\t0.25\n", "column 3"),
-    ],
-)
-def test_columns_of_a_file_without_a_header_are_numbered(tmp_path, text, column):
-    assert read_metrics(_written(tmp_path, text))[column] == [(10, 0.5), (20, 0.25)]
-
-
 @pytest.mark.parametrize("name", ["epoch", "Epoch", "train/epoch", "_epoch", "epochs", "current_epoch"])
 def test_an_epoch_is_no_metric_in_any_log_of_a_run(tmp_path, name):
     (tmp_path / "metrics.csv").write_bytes(f" step , {name}, loss_epoch\n1,0,0.5\n".encode("utf-16"))
@@ -124,6 +108,7 @@ def test_the_step_is_guessed_and_counters_and_times_are_no_metrics(tmp_path):
     [
         ("a,b\n1,2\n", "called like a step"),
         ("0.5,1\n0.25,1\n", "called like a step"),
+        ("10,0.5\n20,0.25\n", "called like a step"),
         ("epoch,b\n0.5,2\n", "fractions"),
         ("step,b\n,2\n1,\n", "no row has a metric"),
     ],
@@ -157,23 +142,6 @@ def test_only_a_file_of_bearable_size_in_its_own_folder_is_read(tmp_path, monkey
 def test_scalars_of_an_event_file_are_read_by_step_and_tag(tmp_path):
     found = read_metrics(_written(tmp_path, EVENTS, "events.out.tfevents.1.host"))
     assert dict(found) == {"loss": [(10, 0.5), (300, 0.125)], "acc": [(10, 0.25)]}
-
-
-@pytest.mark.parametrize(
-    ("tensor", "value"),
-    [
-        (b"\x08\x01" + _bytes(4, struct.pack("<f", 1.5)), 1.5),
-        (b"\x08\x01" + _bytes(5, struct.pack("<f", 1.5)), 1.5),
-        (b"\x08\x01" + b"\x2d" + struct.pack("<f", 1.5), 1.5),
-        (b"\x08\x02" + _bytes(6, struct.pack("<d", 1.5)), 1.5),
-        (b"\x08\x09" + _bytes(4, struct.pack("<q", -3)), -3.0),
-        (b"\x08\x01" + _bytes(4, struct.pack("<ff", 1, 2)), None),
-        (b"\x08\x07" + _bytes(8, b"text"), None),
-    ],
-)
-def test_a_tensor_of_one_number_is_a_scalar(tensor, value):
-    rows = scalar_rows(_event(1, _tensor("x", tensor)))
-    assert [row["x"] for row in rows] == ([] if value is None else [value])
 
 
 def test_a_tail_that_is_cut_off_is_left_out():

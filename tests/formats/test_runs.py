@@ -15,7 +15,6 @@ from safetensors.torch import save_file
 from inshrink_core.archive.manifest import MANIFEST_NAME
 from inshrink_core.errors import ConfigError, DamagedError, InputError, NotFoundError
 from inshrink_core.formats import NoCheckpointError, open_run
-from inshrink_core.formats.disk import holding_files
 from inshrink_core.formats.names import step_by_pattern
 from inshrink_core.formats.source import peek_sample
 from inshrink_core.ops.sample import sample
@@ -75,28 +74,12 @@ def test_of_a_large_tensor_little_more_than_the_sample_is_read(tmp_path, tensor,
         run[1].source.sample(spec)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
-def test_files_that_are_held_stay_open_until_the_end(tmp_path):
-    def n_open():
-        found = (os.path.realpath(one) for one in Path("/proc/self/fd").iterdir())
-        return sum(one.startswith(str(tmp_path.resolve())) for one in found)
-
-    for step in range(1, 21):
-        _save(tmp_path / f"step_{step}.pt", step, w=torch.full((100,), float(step)))
+def test_a_file_that_changed_since_its_header_was_read_is_refused(tmp_path):
+    _save(tmp_path / "step_1.pt", 1, w=torch.ones(100))
     run = open_run(tmp_path)
-    run[1]["w"]
-    assert n_open() == 0
-    with holding_files():
-        assert float(run[1]["w"].sum() + run[1]["w"].sum() + run[2]["w"].sum()) == 400
-        assert n_open() == 2
-        with holding_files():
-            assert all(bool((run[step]["w"] == step).all()) for step in run.steps)
-        assert n_open() == 16
-        os.truncate(tmp_path / "step_20.pt", 200)
-        with pytest.raises(DamagedError, match="the file changed since its header was read"):
-            run[20]["w"]
-        assert n_open() == 15
-    assert n_open() == 0
+    os.truncate(tmp_path / "step_1.pt", 200)
+    with pytest.raises(DamagedError, match="the file changed since its header was read"):
+        run[1]["w"]
 
 
 def test_a_step_pattern_is_a_name_with_its_number_left_out(tmp_path):
@@ -306,8 +289,8 @@ def test_restored_copies_below_the_run_are_no_steps(run):
     assert open_run(run).steps == (1, 2, 3)
     found = fates(run)
     assert [found[f"restored/epoch_{epoch}.pth"] for epoch in (1, 2, 3)] == [
-        "other model",
-        "other model",
+        "branch",
+        "branch",
         "duplicate",
     ]
 

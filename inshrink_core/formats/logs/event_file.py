@@ -23,16 +23,9 @@ _MAX_VARINT_BYTES: Final = 10
 _LARGEST_EVENT_BYTES: Final = 1 << 22
 """Maximum size of an event; larger ones are graphs and images."""
 
-_EVENT_WALL_TIME, _EVENT_STEP, _EVENT_SUMMARY = 1, 2, 5
+_EVENT_STEP, _EVENT_SUMMARY = 2, 5
 _SUMMARY_VALUE = 1
-_VALUE_TAG, _VALUE_SIMPLE, _VALUE_TENSOR = 1, 2, 8
-_TENSOR_CONTENT = 4
-_TENSOR_DTYPE = 1
-_TENSOR_FORMATS: Final = {1: "<f", 2: "<d", 3: "<i", 9: "<q"}
-"""Formats by data type number: DT_FLOAT, DT_DOUBLE, DT_INT32, DT_INT64."""
-
-_TENSOR_FLOATS: Final = {5: "<f", 6: "<d"}
-"""Formats by field number: float_val, double_val."""
+_VALUE_TAG, _VALUE_SIMPLE = 1, 2
 
 
 def is_event_file(content: bytes) -> bool:
@@ -46,19 +39,19 @@ def scalar_rows(content: bytes) -> list[dict[str, float]]:
     Parameters
     ----------
     content
-        An event file. Entries that are no scalars are ignored.
+        An event file. Entries that are no scalars are ignored, also the tensors of TensorFlow's writer.
 
     Returns
     -------
     list of dict
-        ``step`` and ``wall_time`` (Unix time) of each event, and its scalars by tag. A record truncated at
+        ``step`` of each event, and its scalars by tag. A record truncated at
         the end, as while a training writes, is omitted; so is one with a wrong checksum, and everything after
         a header with a wrong checksum.
 
     Notes
     -----
-    The framing is that of TFRecord; the messages are ``Event``, ``Summary`` and ``TensorProto`` of
-    TensorFlow's ``core/util/event.proto`` and ``core/framework``.
+    The framing is that of TFRecord; the messages are ``Event`` and ``Summary`` of TensorFlow's
+    ``core/util/event.proto`` and ``core/framework``.
     """
     rows: list[dict[str, float]] = []
     offset = 0
@@ -74,7 +67,7 @@ def scalar_rows(content: bytes) -> list[dict[str, float]]:
             continue
         with suppress(DamagedError, ValueError, struct.error):
             row = _row(record)
-            if len(row) > 2:
+            if len(row) > 1:
                 rows.append(row)
     return rows
 
@@ -93,12 +86,10 @@ def _masked(content: bytes) -> int:
 
 
 def _row(event: bytes) -> dict[str, float]:
-    row: dict[str, float] = {"step": 0.0, "wall_time": 0.0}
+    row: dict[str, float] = {"step": 0.0}
     for number, value in _fields(event):
         if number == _EVENT_STEP and isinstance(value, int):
             row["step"] = float(value)
-        elif number == _EVENT_WALL_TIME and isinstance(value, bytes):
-            (row["wall_time"],) = struct.unpack("<d", value)
         elif number == _EVENT_SUMMARY and isinstance(value, bytes):
             found = [item for kind, item in _fields(value) if kind == _SUMMARY_VALUE]
             row |= dict(_scalar(item) for item in found if isinstance(item, bytes))
@@ -116,22 +107,7 @@ def _scalar(message: bytes) -> tuple[str, float]:
             tag = value.decode(errors="replace")
         elif number == _VALUE_SIMPLE:
             (found,) = struct.unpack("<f", value)
-        elif number == _VALUE_TENSOR:
-            found = _element(value)
     return (tag, found) if found is not None else ("", 0.0)
-
-
-def _element(tensor: bytes) -> float | None:
-    """Return the only element of a numeric tensor; None for other tensors."""
-    form, content = None, None
-    for number, value in _fields(tensor):
-        if number == _TENSOR_DTYPE and isinstance(value, int):
-            form = form or _TENSOR_FORMATS.get(value)
-        elif number in (_TENSOR_CONTENT, *_TENSOR_FLOATS) and isinstance(value, bytes):
-            form, content = _TENSOR_FLOATS.get(number, form), value
-    if form is None or content is None or len(content) != struct.calcsize(form):
-        return None
-    return float(struct.unpack(form, content)[0])
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:

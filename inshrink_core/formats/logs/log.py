@@ -10,7 +10,6 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -83,7 +82,7 @@ def read_metrics(path: str | os.PathLike[str]) -> TrainingLog:
     Parameters
     ----------
     path
-        CSV (with commas, semicolons or tabs, with or without a header), JSON lines, a JSON list,
+        CSV (with commas, semicolons or tabs), JSON lines, a JSON list,
         ``trainer_state.json``, or an event file of TensorBoard. The content determines the format.
 
     Raises
@@ -102,8 +101,7 @@ def read_metrics(path: str | os.PathLike[str]) -> TrainingLog:
     -----
     The step is the first column with the name of a step, or else of an epoch; counters and times are no
     metrics. The last line of a file being written may be truncated; it is ignored, as are damaged records of
-    an event file. Names are untrusted and returned as in the file, without padding. Columns without a header
-    are numbered; the first one that counts up is named ``step``.
+    an event file. Names are untrusted and returned as in the file, without padding.
 
     Examples
     --------
@@ -162,12 +160,6 @@ def _csv_rows(text: str, path: Path) -> Iterator[dict[str, Any]]:
     _require_few(text.count(delimiter) + len(lines), path)
     rows = _cells(lines, delimiter, path)
     names = [name.strip("# ") for name in next(rows, [])]
-    if any(names) and all(_number(name) is not None for name in names if name):
-        table = [names, *rows]
-        columns = enumerate(zip(*table, strict=False))
-        step = next((place for place, column in columns if _counts_up(column)), None)
-        names = ["step" if place == step else f"column {place + 1}" for place in range(len(names))]
-        rows = iter(table)
     return (dict(zip(names, row, strict=False)) for row in rows)
 
 
@@ -177,12 +169,6 @@ def _cells(lines: Iterable[str], delimiter: str, path: Path) -> Iterator[list[st
             yield [cell.strip() for cell in row]
     except csv.Error as error:
         raise DamagedError(f"no valid CSV ({error})", where=str(path)) from error
-
-
-def _counts_up(column: Iterable[str]) -> bool:
-    numbers = [_number(cell) for cell in column]
-    full = [number for number in numbers if number is not None and number >= 0 and number % 1 == 0]
-    return len(full) == len(numbers) and all(before < after for before, after in pairwise(full))
 
 
 def _require_few(n_values: int, path: Path) -> None:
@@ -293,6 +279,6 @@ def read_settings(directory: Path, access: Access | None = None) -> RunSettings:
         raise ConfigError(f"the settings: {error.what}", where=str(path), expected="at most 1 MB") from error
     try:
         return msgspec.convert(tomllib.loads(text.decode()), _Settings).evaluator
-    except (ValueError, RecursionError, msgspec.ValidationError) as error:
+    except (ValueError, RecursionError) as error:
         known = f"known are evaluator.{{{', '.join(RunSettings.__struct_fields__)}}}"
         raise ConfigError(f"no valid settings: {error}", where=str(path), remedy=known) from error

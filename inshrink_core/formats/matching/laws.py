@@ -253,8 +253,8 @@ def _embedded(slots: Sequence[Slot], weights: Mapping[str, Shape], certain: Clai
     return [names[start : len(names) - end] for start, end in zip(first, reversed(last), strict=True)]
 
 
-def by_anchors(slots: Sequence[Slot], weights: Mapping[str, Shape], certain: Claims) -> dict[str, list[str]]:
-    """Return the possible weights of each slot if every group lists its parameters in the model's order.
+def by_anchors(slots: Sequence[Slot], weights: Mapping[str, Shape], certain: Claims) -> dict[str, str]:
+    """Claim the only weights that are possible if every group lists its parameters in the model's order.
 
     Parameters
     ----------
@@ -266,12 +266,12 @@ def by_anchors(slots: Sequence[Slot], weights: Mapping[str, Shape], certain: Cla
     Returns
     -------
     dict
-        Names of weights by slot key, for the slots that are not certain. Empty unless five pairs of
+        Name of the weight by slot key, for slots that are not certain. Empty unless five pairs of
         neighbours confirm the order and none contradicts it. For one group the chance of this is one in 720,
         and the shapes must agree as well.
     """
     place = {name: at for at, name in enumerate(weights)}
-    found: dict[str, list[str]] = {}
+    found: dict[str, str] = {}
     n_confirmed = 0
     for group in _groups(slots):
         at = [place[certain[slot.key]] for slot in group if certain.get(slot.key) in place]
@@ -283,9 +283,12 @@ def by_anchors(slots: Sequence[Slot], weights: Mapping[str, Shape], certain: Cla
             return {}
         taken = set(certain.values())
         for slot, between in zip(group, places, strict=True):
-            if slot.key not in certain:
-                found[slot.key] = [n for n in between if slot.shape in (None, weights[n]) and n not in taken]
-    return found if n_confirmed >= _FEWEST_CONFIRMED else {}
+            names = [n for n in between if slot.shape in (None, weights[n]) and n not in taken]
+            if slot.key not in certain and len(names) == 1:
+                found[slot.key] = names[0]
+    times = Counter(found.values())
+    claims = {key: name for key, name in found.items() if times[name] == 1}
+    return claims if n_confirmed >= _FEWEST_CONFIRMED else {}
 
 
 def _leftmost(

@@ -13,8 +13,11 @@ import inspect
 import json
 import subprocess
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from inshrink_core.errors import InshrinkError
 from inshrink_core.execution.process import minimal_environment, start_python
@@ -28,7 +31,6 @@ if TYPE_CHECKING:
 _CONFIG: Final = "config.json"
 _MAX_SECONDS: Final = 120.0
 _VERSION: Final = 2
-_MAX_NAMES: Final = 1 << 20
 
 _BUILD: Final = """
 import contextlib, json, sys
@@ -114,7 +116,7 @@ def _names(config: dict[str, Any] | None) -> list[str]:
     document = json.dumps(config, sort_keys=True)
     digest = hashlib.sha256(document.encode()).hexdigest()
     key = {"version": _VERSION, "config": digest, "transformers": version}
-    store = ResultStore(user_cache_folder(), "names", _parsed)
+    store = ResultStore(user_cache_folder(), "names", partial(msgspec.convert, type=list[str]))
     names = store.load("registered", key)
     if names is None:
         names = _built(document)
@@ -132,15 +134,9 @@ def _built(document: str) -> list[str] | None:
     process = start_python(["-c", script], errors=subprocess.DEVNULL, environment=environment)
     try:
         found, _ = process.communicate(document, timeout=_MAX_SECONDS)
-        return _parsed(json.loads(found)) if process.returncode == 0 else []
-    except (subprocess.TimeoutExpired, ValueError, TypeError, RecursionError, OSError):
+        return msgspec.json.decode(found, type=list[str]) if process.returncode == 0 else []
+    except (subprocess.TimeoutExpired, ValueError, OSError):
         return None
     finally:
         process.kill()
         process.wait()
-
-
-def _parsed(names: Any) -> list[str]:
-    if not isinstance(names, list) or len(names) > _MAX_NAMES or not all(isinstance(n, str) for n in names):
-        raise TypeError("they are no names")
-    return names

@@ -11,13 +11,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from inshrink_core.checkpoint import FLOATS, MODEL_ROLES, Checkpoint, TensorRole
 from inshrink_core.errors import InshrinkError
-from inshrink_core.formats.disk import holding_files
 from inshrink_core.formats.matching.laws import (
     Claims,
     Matching,
@@ -94,10 +93,6 @@ class _Class:
             sums.append(torch.einsum("ike,jke->ijk", item, other).numpy())
         self.sums = sums if not self.sums else [a + b for a, b in zip(self.sums, sums, strict=True)]
 
-    @property
-    def _usable(self) -> list[NDArray[np.float64]]:
-        return [sums for sums in self.sums if sums.shape[-1] >= _FEWEST_CLUSTERS]
-
     def best(self) -> dict[str, str]:
         """Return the weights that certainly fit better than all others, by slot."""
         pairs = _matched(self.sums[0].sum(-1)) if self.sums else ()
@@ -106,32 +101,7 @@ class _Class:
         return {key: name for key, name in claims.items() if margins[key] >= _CERTAIN}
 
     def margins(self, claims: Claims) -> dict[str, float]:
-        """Return by how many standard errors each slot fits its claimed weight better than any other."""
-        if not self.sums:
-            return {}
-        place = {name: at for at, name in enumerate(self.names)}
-        pairs = [(i, place.get(claims.get(slot.key, ""), -1)) for i, slot in enumerate(self.slots)]
-        pairs = [(i, j) for i, j in pairs if j >= 0]
-        margins = zip(pairs, self._margins(pairs), strict=True)
-        return {self.slots[i].key: margin if math.isfinite(margin) else 0.0 for (i, _), margin in margins}
-
-    def fittest(self, key: str, names: Iterable[str]) -> str | None:
-        """Return the weight among `names` that certainly fits a slot best; None if none does."""
-        import numpy as np
-
-        at = next((i for i, slot in enumerate(self.slots) if slot.key == key), None)
-        places = [i for i, name in enumerate(self.names) if name in set(names)]
-        usable = self._usable
-        if at is None or not places or not usable:
-            return None
-        best = max(places, key=lambda j: float(usable[0][at, j].sum()))
-        others = [j for j in places if j != best]
-        contrasts = ([sums[at, best] - sums[at, others], sums[at, best][None]] for sums in usable)
-        is_certain = min(_errors(np.concatenate(item)).min() for item in contrasts) >= _CERTAIN
-        return self.names[best] if is_certain else None
-
-    def _margins(self, pairs: Sequence[tuple[int, int]]) -> list[float]:
-        """Return by how many standard errors each slot fits its weight better than the next best choice.
+        """Return by how many standard errors each slot fits its claimed weight better than the next best.
 
         An alternative choice is an exchange with another slot, or a weight or slot without a partner.
         Components that tensors share cancel in an exchange. Elements of one row, or of one column, depend on
@@ -140,18 +110,24 @@ class _Class:
         """
         import numpy as np
 
-        found = [math.inf] * len(pairs)
+        place = {name: at for at, name in enumerate(self.names)}
+        claimed = [(i, claims.get(slot.key)) for i, slot in enumerate(self.slots)]
+        pairs = [(i, place[name]) for i, name in claimed if name in place]
         slots, weights = [i for i, _ in pairs], [j for _, j in pairs]
         left = sorted(set(range(len(self.slots))) - set(slots))
         over = sorted(set(range(len(self.names))) - set(weights))
-        for sums in self._usable:
+        found = [math.inf] * len(pairs)
+        for sums in self.sums:
+            if sums.shape[-1] < _FEWEST_CLUSTERS:
+                continue
             fits = sums[slots, weights]
             for at, (i, j) in enumerate(pairs):
                 exchanged = fits[at] + fits - sums[i, weights] - sums[slots, j]
                 rest = [fits[at][None], fits[at] - sums[i, over], fits[at] - sums[left, j]]
                 contrasts = np.concatenate([np.delete(exchanged, at, axis=0), *rest])
                 found[at] = min(found[at], float(_errors(contrasts).min()))
-        return found
+        margins = zip(slots, found, strict=True)
+        return {self.slots[i].key: margin if math.isfinite(margin) else 0.0 for i, margin in margins}
 
 
 def _errors(contrasts: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -206,23 +182,17 @@ def _matched(scores: NDArray[np.float64]) -> Iterator[tuple[int, int]]:
 
 
 class Evidence:
-    """The findings from values: certain matches, margins of claims, and best fits."""
+    """The findings from values: certain matches, and margins of claims."""
 
     def __init__(self, classes: Sequence[_Class]) -> None:
         self._classes = classes
         self.certain = {key: name for group in classes for key, name in group.best().items()}
-
-    def fittest(self, key: str, names: Iterable[str]) -> str | None:
-        """Return the weight among `names` that certainly fits a slot best; None if none does."""
-        found = (group.fittest(key, names) for group in self._classes)
-        return next(filter(None, found), None)
 
     def margins(self, claims: Claims) -> dict[str, float]:
         """Return by how many standard errors each slot fits its claimed weight better than any other."""
         return {key: margin for group in self._classes for key, margin in group.margins(claims).items()}
 
 
-@holding_files()
 def gather(
     steps: Sequence[int],
     slots: Sequence[Slot],
@@ -311,7 +281,8 @@ def _read(checkpoint: Checkpoint, key: str) -> Tensor | None:
 
 def match_slots(
     parsed: ParsedCheckpoint,
-    evidence: Callable[[Claims], Evidence],
+    steps: Sequence[int],
+    read: Callable[[int], Checkpoint],
     *,
     known: Claims | None = None,
     order: tuple[str, ...] = (),
@@ -322,8 +293,8 @@ def match_slots(
     ----------
     parsed
         The checkpoint.
-    evidence
-        Collects the evidence from values (`gather`), given the claims from order.
+    steps, read
+        The checkpoints whose values are compared, as in `gather`.
     known
         The matching in an existing archive of the run.
     order
@@ -341,7 +312,7 @@ def match_slots(
         orders.append({name: free[name] for name in in_order(free, order)})
     claimed = [by_order(slots, row) for row in orders]
     laws = [known or {}, *(claims for claims, _ in claimed), by_number(slots, free)]
-    seen = evidence(next(filter(None, laws), {}))
+    seen = gather(steps, slots, free, read, next(filter(None, laws), {}))
     alike = Counter(free.values())
     telling = {key: name for key, name in seen.certain.items() if alike[free[name]] > 1}
     found = dict(seen.certain)
@@ -365,11 +336,8 @@ def match_slots(
             law = {key: name for key, name in law.items() if key not in doubted}
         taken = set(found.values())
         fill({key: name for key, name in law.items() if key not in found and name not in taken})
-    for order_known in (*orders, *orders):  # the first pass narrows the choices of the second
-        choices = by_anchors(slots, order_known, found).items()
-        chosen = {key: names[0] if len(names) == 1 else seen.fittest(key, names) for key, names in choices}
-        times = Counter(chosen.values())
-        fill({key: name for key, name in chosen.items() if name is not None and times[name] == 1})
+    for order_known in orders:
+        fill(by_anchors(slots, order_known, found))
     return Matching(found, order or parsed.order)
 
 
