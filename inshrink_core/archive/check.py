@@ -155,8 +155,6 @@ def _check_frame(reader: ArchiveReader, storage: Storage, frame: FrameInfo) -> I
                 opened.read(entry)
             except InshrinkError as error:
                 yield _from_error(error)
-        for behind in opened.stray_padding():
-            yield Problem(at(frame.path), f"the padding before {behind} is not zero", RESTORE_REMEDY)
     except InshrinkError as error:
         yield _from_error(error)
     except OSError as error:
