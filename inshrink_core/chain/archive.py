@@ -57,6 +57,7 @@ _Tensors: TypeAlias = tuple[tuple[TensorSpec, ...], Mapping[str, tuple[TensorSpe
 _DESCRIBED = TensorsInMemory({})
 """Source of a checkpoint description, which has specs but no values."""
 
+
 @dataclass(frozen=True)
 class _State:
     """A tensor's state after a frame, cached so that the next step does not decode from the keyframe."""
