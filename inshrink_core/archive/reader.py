@@ -436,17 +436,11 @@ def _spans(blocks: Iterable[tuple[FrameReader, BlockEntry]]) -> list[Span]:
 
 
 def is_archive(path: str | os.PathLike[str]) -> bool:
-    """Return whether a path is an archive, a folder or packed. Does not raise for any content of the path.
-
-    A URL with read-only storage counts as an archive without a request.
-    """
+    """Return whether a path is an archive, a folder or packed. Does not raise for any content of the path."""
     try:
         if is_url(path):
-            storage = storage_at(path)
-            if not storage.writable:
-                return True
             with contextlib.suppress(FileNotFoundError, NotRegularError):
-                return storage.size(MANIFEST_NAME) > 0
+                return storage_at(path).size(MANIFEST_NAME) > 0
         found = find_at(path)
         if isinstance(found, Storage):
             return is_archive_storage(found)

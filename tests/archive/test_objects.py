@@ -228,6 +228,11 @@ def test_the_next_writer_reads_what_the_last_one_kept_if_it_is_the_same(url, sto
     assert sum(path.stat().st_size for path in cached.iterdir()) <= 5_000
 
 
+def test_an_unknown_store_is_told():
+    with pytest.raises(StorageError, match="no object storage of the name 'nowhere'"):
+        ArchiveReader.open("nowhere://bucket/a")
+
+
 # ---- two writers ---------------------------------------------------------------------------------
 
 
