@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from inshrink_core.execution.results import parse_record
+import msgspec
 
 __all__ = ["TrainingResult", "parse_training"]
 
@@ -59,7 +59,7 @@ def parse_training(values: Mapping[str, Any]) -> TrainingResult:
     ValueError, TypeError, KeyError
         The values are those of no training.
     """
-    result = parse_record(TrainingResult, values)
+    result = msgspec.convert(values, TrainingResult)
     if not result.steps or not len(result.steps) == len(result.metrics) == len(result.train_losses):
         raise ValueError("its curves differ in length")
     return result

@@ -17,6 +17,7 @@ from inshrink_core.archive.segment import frame_digest
 from inshrink_core.archive.storage.blocks import CACHE
 from inshrink_core.archive.storage.contract import Storage
 from inshrink_core.archive.storage.local import LOCK_NAME
+from inshrink_core.archive.writer import contradictory
 from inshrink_core.errors import DamagedError, InshrinkError
 from inshrink_core.frame import FrameInfo
 
@@ -145,18 +146,12 @@ def _check_frame(reader: ArchiveReader, storage: Storage, frame: FrameInfo) -> I
                 yield Problem(at(part.path), what, RESTORE_REMEDY)
         opened = reader.frame(frame.frame_id)
         _ = opened.meta
-        for part in frame.files:
-            if opened.contradictions(part.number):
-                which = parts_in_words([part.number], frame.n_parts)
-                what = f"{which} was written with other settings than the first"
-                yield Problem(at(frame.path), what, RESTORE_REMEDY)
+        yield from map(_from_error, contradictory(reader, [frame]).values())
         for entry in opened.entries:
             try:
                 opened.read(entry)
             except InshrinkError as error:
                 yield _from_error(error)
-        for behind in opened.stray_padding():
-            yield Problem(at(frame.path), f"the padding before {behind} is not zero", RESTORE_REMEDY)
     except InshrinkError as error:
         yield _from_error(error)
     except OSError as error:

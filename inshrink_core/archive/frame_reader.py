@@ -61,10 +61,12 @@ class FrameFile(NamedTuple):
         return Span(self.digest, self.path, self.offset or 0, offset, nbytes, last)
 
     @property
-    def end(self) -> Span:
-        """The end of the frame; all of a small frame."""
-        nbytes = self.nbytes if self.nbytes <= _COMPLETE_NBYTES else _END_NBYTES
-        return self.span(self.nbytes - nbytes, nbytes)
+    def ends(self) -> tuple[Span, ...]:
+        """The spans that opening the frame reads: header and end, or all of a small frame."""
+        if self.nbytes <= _COMPLETE_NBYTES:
+            return (self.span(0, self.nbytes),)
+        header = self.span(0, layout.FRAME_HEADER_NBYTES)
+        return header, self.span(self.nbytes - _END_NBYTES, _END_NBYTES)
 
     def is_cached(self, offset: int, nbytes: int) -> bool:
         """Return whether the bytes are in the block cache."""
@@ -107,36 +109,12 @@ def _frame_errors(where: str) -> Iterator[None]:
 
 
 def fetch_ends(storage: Storage, parts: Iterable[FramePart]) -> None:
-    """Prefetch the ends of frames with their indexes; an index longer than the end takes a second request."""
-    files = [FrameFile.of(storage, part) for part in parts]
-    fetch(storage, [file.end for file in files])
-    longer = []
-    for file in files:
-        fields = CACHE.get(file.digest, file.nbytes - layout.TRAILER_NBYTES, layout.TRAILER_NBYTES)
-        with contextlib.suppress(DamagedError):  # reported when the frame is read
-            trailer = layout.Trailer.parse(layout.FRAME, fields or b"", file.nbytes, file.where)
-            longer.append(file.span(trailer.offset, file.nbytes - trailer.offset))
-    fetch(storage, longer)
+    """Prefetch what opening frames reads; an index longer than the end of its frame is read on its own."""
+    fetch(storage, [span for part in parts for span in FrameFile.of(storage, part).ends])
 
 
-def has_ends(storage: Storage, parts: Iterable[FramePart]) -> bool:
-    """Return whether the ends of all frames are in the block cache."""
-    ends = (FrameFile.of(storage, part).end for part in parts)
-    return all(CACHE.has(end.digest, end.offset, end.nbytes) for end in ends)
-
-
-def read_envelope(
-    file: FrameFile, listed: layout.FrameHeader | None = None
-) -> tuple[layout.FrameHeader, layout.Trailer, bytes, bytes]:
+def read_envelope(file: FrameFile) -> tuple[layout.FrameHeader, layout.Trailer, bytes, bytes]:
     """Read and check everything around the blocks of a frame, in two or three small reads.
-
-    Parameters
-    ----------
-    file
-        The frame.
-    listed
-        The header that the manifest implies. If the end of the frame is cached, the header is not read: the
-        trailer's checksum covers it, so a match proves that the frame has this header.
 
     Returns
     -------
@@ -151,29 +129,21 @@ def read_envelope(
         The frame is damaged or incomplete, or its version is not supported.
     """
     suffix, size = file.suffix(_SUFFIX_NBYTES)
-    is_cached = file.is_cached(size - len(suffix), len(suffix))
     try:
-        if listed is not None and is_cached:
-            headers = [listed, listed._replace(external=True)]
-        else:
-            headers = [
-                layout.FrameHeader.parse(file.read(0, min(layout.FRAME_HEADER_NBYTES, size)), file.where)
-            ]
+        start = file.read(0, min(layout.FRAME_HEADER_NBYTES, size))
+        header = layout.FrameHeader.parse(start, file.where)
         fields = suffix[-layout.TRAILER_NBYTES :]
         trailer = layout.Trailer.parse(layout.FRAME, fields, size, file.where)
         beyond = size - trailer.offset
         tail = suffix[-beyond:] if beyond <= len(suffix) else file.read(trailer.offset, beyond)
         covered = tail[: -layout.TRAILER_NBYTES]
-        n_small = len(covered) - trailer.nbytes
-        for header in headers:
-            if trailer.covers(fields, header.pack(), covered):
-                return header, trailer, covered[n_small:], covered[:n_small]
-        raise layout.damaged("the checksum of the frame's index does not match", file.where)
+        if not trailer.covers(fields, start, covered):
+            raise layout.damaged("the checksum of the frame's index does not match", file.where)
     except InshrinkError:
-        if listed is None or not is_cached:
-            raise
-    CACHE.drop(file.digest)
-    return read_envelope(file)
+        CACHE.drop(file.digest)
+        raise
+    n_small = len(covered) - trailer.nbytes
+    return header, trailer, covered[n_small:], covered[:n_small]
 
 
 _CONTENT: Final = "content"
@@ -274,16 +244,6 @@ class FrameReader:
     def overhead_nbytes(self) -> int:
         """Bytes of the frame that are not payload: header, padding, index and trailer."""
         return self.info.nbytes - sum(entry.stored_nbytes for entry in self.entries)
-
-    def stray_padding(self) -> Iterator[str]:
-        """Yield a description of each block whose padding has bytes other than zero."""
-        for part in self._parts.values():
-            end = layout.FRAME_HEADER_NBYTES
-            for entry in part.index.entries:
-                if entry.crc is not None:
-                    if any(part.file.read(end, entry.offset - end)):
-                        yield f"block '{entry.key}'"
-                    end = entry.offset + entry.nbytes
 
     def entry(self, key: str, attachment: bool = False) -> BlockEntry:
         """Return the entry of a tensor or attachment.

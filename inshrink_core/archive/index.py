@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import operator
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any, Final, NamedTuple, TypeAlias
 
 import msgspec
@@ -123,12 +123,12 @@ class IndexBuilder:
     ----------
     small
         The bytes of the small blocks.
-    end
-        Offset in the frame after the large blocks.
+    end, padding
+        Offset in the frame after the large blocks, and the bytes of padding before these.
     """
 
     def __init__(self) -> None:
-        self.small, self.end = bytearray(), layout.FRAME_HEADER_NBYTES
+        self.small, self.end, self.padding = bytearray(), layout.FRAME_HEADER_NBYTES, 0
         self._first: dict[bytes, int] = {}
         self._entries: list[BlockEntry] = []
         self._places: list[int] = []
@@ -160,6 +160,7 @@ class IndexBuilder:
         else:
             offset = layout.align(self.end, nbytes)
             padding, self.end = offset - self.end, offset + nbytes
+            self.padding += padding
             crc = _placeholder(len(self._entries), nbytes) if is_planned else layout.crc32c(payload)
         self._entries.append(BlockEntry(*block, place is None, offset, nbytes, crc, back))
         if place is not None:
@@ -174,6 +175,14 @@ class IndexBuilder:
             bytes(self.small),
             tuple(self._places) if several else None,
         )
+
+    def overhead(self, index: FrameIndex, parent: FrameIndex | None) -> int:
+        """Return the size of header, index, trailer and padding of a frame with this index.
+
+        Accurate to a few bytes for planned blocks, whose checksums are placeholders.
+        """
+        document = compress_document(pack_index(index, parent), INDEX_DICTIONARY)
+        return layout.FRAME_HEADER_NBYTES + self.padding + len(document) + layout.TRAILER_NBYTES
 
 
 def pack_index(index: FrameIndex, parent: FrameIndex | None) -> bytes:
@@ -348,49 +357,3 @@ def _parse_blocks(
     _require(large_end == end, "the large blocks do not end at the small ones")
     _require(small_end - end == n_small, "small blocks do not fill their space")
     return tuple(entries)
-
-
-class ExpectedBlock(NamedTuple):
-    """A block of a planned frame: its index entry, its size, and, if small, its bytes.
-
-    The payload of a large block may be cut to the shortest length that counts as large.
-    """
-
-    key: str
-    codec: str
-    attributes: tuple[Any, ...]
-    nbytes: int
-    payload: bytes
-
-
-def expected_index(
-    tensors: Sequence[ExpectedBlock],
-    attachments: Sequence[ExpectedBlock],
-    meta: Mapping[str, Any],
-    parent: FrameIndex | None,
-) -> tuple[int, FrameIndex]:
-    """Return the overhead and the index of a frame, without writing it.
-
-    Parameters
-    ----------
-    tensors, attachments
-        Its blocks.
-    meta
-        Its metadata, by key.
-    parent
-        Index of the parent; None for a keyframe, which inherits nothing.
-
-    Returns
-    -------
-    nbytes
-        Size of header, index, trailer and padding, accurate to a few bytes: placeholders replace checksums.
-    index
-        An approximation of the frame's index, from which the next one inherits.
-    """
-    builder, padding = IndexBuilder(), 0
-    for number, block in enumerate((*tensors, *attachments)):
-        row, place = (block.key, block.codec, block.attributes), number if number < len(tensors) else None
-        padding += builder.add(row, block.payload, place, block.nbytes) or 0
-    index = builder.finish(meta)
-    document = compress_document(pack_index(index, parent), INDEX_DICTIONARY)
-    return layout.FRAME_HEADER_NBYTES + padding + len(document) + layout.TRAILER_NBYTES, index

@@ -261,11 +261,7 @@ def pack_archive(
         reader.require_complete()
         with storage.create(name, over=force) as file:
             nbytes = _write(reader, file, _counter(reader, progress, "pack"))
-            try:
-                file.commit()
-            except FileExistsError:
-                _require_free(target, force)
-                raise
+            file.commit()
         storage.sync("")
     return nbytes
 

@@ -5,18 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from itertools import takewhile
 from typing import Final
 
 from inshrink_core.archive.catalog import Catalog, is_archive_storage, load_catalog, parts_in_words
 from inshrink_core.archive.document import decompress_document
-from inshrink_core.archive.frame_reader import FrameFile, FrameReader, fetch_ends, has_ends, read_envelope
+from inshrink_core.archive.frame_reader import FrameFile, FrameReader, fetch_ends, read_envelope
 from inshrink_core.archive.index import INDEX_DICTIONARY, FrameIndex, parse_index
-from inshrink_core.archive.layout import FrameHeader
 from inshrink_core.archive.manifest import MANIFEST_NAME
 from inshrink_core.archive.packed import PackedStorage, is_packed
 from inshrink_core.archive.storage.blocks import MAX_PREFETCH_NBYTES, Span, Windows, fetch
@@ -32,12 +30,6 @@ _CACHED_BLOCKS: Final = 1 << 19
 
 _FRAME_BLOCKS: Final = 256
 """Blocks that take the memory of what an open frame has read ahead."""
-
-_WALK: Final = 2
-"""After this many frames opened in order, the reader prefetches the following ones."""
-
-_N_AHEAD: Final = 64
-"""Frames to prefetch: two chains of the usual 32."""
 
 _FETCH: Final = "fetch the file from where the archive came from"
 
@@ -88,7 +80,6 @@ class ArchiveReader:
         self.storage, self._unlisted = storage, unlisted
         self._opened: OrderedDict[tuple[bytes, int], FrameReader] = OrderedDict()
         self._opening = threading.RLock()
-        self._walked = (b"", 0)
         self.refresh()
 
     @classmethod
@@ -351,7 +342,7 @@ class ArchiveReader:
         Parameters
         ----------
         frames
-            The frames; ends in the block cache are not fetched again.
+            The frames; what is in the block cache is not fetched again.
         blocks
             Also fetch the blocks, if they take at most 64 MB in total.
         """
@@ -390,7 +381,7 @@ class ArchiveReader:
             if self._known(info) is None:
                 chain = reversed(self.chain(frame_id))
                 pending += takewhile(lambda frame: self._known(frame) is None, chain)
-            self._fetch_indices(pending)
+            self.fetch(pending)
             for frame in reversed(pending):
                 before = self.inherited(frame.kind, frame.parent_id, frame.n_parts)
                 indices = {
@@ -415,17 +406,6 @@ class ArchiveReader:
             self._opened.move_to_end(key)
         return opened
 
-    def _fetch_indices(self, frames: Sequence[FrameInfo]) -> None:
-        """Prefetch the ends of frames; if frames are opened in order, also those of the following frames."""
-        if not self.is_far or not frames:
-            return
-        walks = len(frames) == 1 and frames[0].parent_id == self._walked[0]
-        self._walked = frames[0].frame_id, self._walked[1] + 1 if walks else 0
-        if self._walked[1] >= _WALK and not has_ends(self.storage, frames[0].files):
-            at = bisect_right(self.frames, frames[0].generation, key=lambda frame: frame.generation)
-            frames = [*frames, *self.frames[at : at + _N_AHEAD]]
-        self.fetch(frames)
-
     def inherited(self, kind: FrameKind, parent_id: bytes | None, n_parts: int) -> Mapping[int, FrameIndex]:
         """Return the indexes that a delta's parts inherit: its parent's, if that has as many parts."""
         if kind is FrameKind.KEYFRAME or parent_id is None or self.info(parent_id).n_parts != n_parts:
@@ -434,8 +414,7 @@ class ArchiveReader:
 
     def _read_index(self, frame: FrameInfo, part: FramePart, parent: FrameIndex | None) -> FrameIndex:
         file = FrameFile.of(self.storage, part)
-        expected = FrameHeader(self.archive_id, replace(frame, files=()), part.number)
-        header, trailer, document, small = read_envelope(file, expected if self.is_far else None)
+        header, trailer, document, small = read_envelope(file)
         found = header.listed(trailer.file_nbytes)
         listed = replace(frame, files=(replace(part, digest=b""),))
         if header.archive_id != self.archive_id or found != listed:
@@ -457,17 +436,11 @@ def _spans(blocks: Iterable[tuple[FrameReader, BlockEntry]]) -> list[Span]:
 
 
 def is_archive(path: str | os.PathLike[str]) -> bool:
-    """Return whether a path is an archive, a folder or packed. Does not raise for any content of the path.
-
-    A URL with read-only storage counts as an archive without a request.
-    """
+    """Return whether a path is an archive, a folder or packed. Does not raise for any content of the path."""
     try:
         if is_url(path):
-            storage = storage_at(path)
-            if not storage.writable:
-                return True
             with contextlib.suppress(FileNotFoundError, NotRegularError):
-                return storage.size(MANIFEST_NAME) > 0
+                return storage_at(path).size(MANIFEST_NAME) > 0
         found = find_at(path)
         if isinstance(found, Storage):
             return is_archive_storage(found)

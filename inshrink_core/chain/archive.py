@@ -57,9 +57,6 @@ _Tensors: TypeAlias = tuple[tuple[TensorSpec, ...], Mapping[str, tuple[TensorSpe
 _DESCRIBED = TensorsInMemory({})
 """Source of a checkpoint description, which has specs but no values."""
 
-_GRANT_NBYTES = 32 << 20
-"""Memory that one check of the available memory grants, so that small tensors need no check each."""
-
 
 @dataclass(frozen=True)
 class _State:
@@ -152,9 +149,8 @@ class Archive(Mapping[int, Checkpoint]):
         self._keeps_values = keep_state
         self._attachments: dict[tuple[bytes, str], bytes] = {}
         self._lock = threading.Lock()
-        self._in_use = self._granted = 0
+        self._in_use = 0
         self._windows: dict[bytes, Windows] = {}
-        self._walk: tuple[bytes, str | None, Windows | None] = (b"", None, None)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, base: BaseLike | None = None) -> Archive:
@@ -329,19 +325,6 @@ class Archive(Mapping[int, Checkpoint]):
         frames = [self._frame(link).reader for link in chain[self._start(chain, key)[0] :]]
         return [(frame, entry) for frame in frames if (entry := frame.find(key)) is not None]
 
-    def _walking(self, info: FrameInfo, key: str) -> Windows | None:
-        """Return a prefetch of the rest of a frame once two tensors were read in order; else None."""
-        with self._lock:
-            frame_id, before, windows = self._walk
-            if frame_id != info.frame_id:
-                windows = before = None
-        keys = [] if windows else list(self._frame(info).blocks)
-        if before is not None and key in keys[1:] and keys[keys.index(key) - 1] == before:
-            rest = keys[keys.index(key) :]
-            windows = self.reader.windows({link: self._column(info, link) for link in rest})
-        self._walk = info.frame_id, key, windows
-        return windows
-
     def checkpoint(self, info: FrameInfo) -> Checkpoint:
         """Return the checkpoint of one frame; values are decoded on access."""
         return self._rereading(self._checkpoint, info)
@@ -478,7 +461,7 @@ class Archive(Mapping[int, Checkpoint]):
         chain = self.reader.chain(info.frame_id)
         start, tensor, reference = self._start(chain, key)
         if self.reader.is_far:
-            windows = self._windows.get(info.frame_id) or self._walking(info, key)
+            windows = self._windows.get(info.frame_id)
             if windows is None or not windows.need(key):
                 self.reader.fetch_blocks(self._column(info, key))
         for link in chain[start:]:
@@ -524,14 +507,8 @@ class Archive(Mapping[int, Checkpoint]):
         return joined
 
     def _require(self, nbytes: int, what: str, where: str) -> None:
-        """Refuse an allocation that does not fit in memory beside the cached data.
-
-        A grant is reused, since a check takes longer than decoding a small tensor.
-        """
-        total = nbytes + self._in_use
-        if total > self._granted:
-            self.limits.require_memory(total, what, where, allocated=self._in_use)
-            self._granted = total if self.limits.max_memory is not None else total + _GRANT_NBYTES
+        """Refuse an allocation that does not fit in memory beside the cached data."""
+        self.limits.require_memory(nbytes + self._in_use, what, where, allocated=self._in_use)
 
     def _decode_entry(
         self, frame: _OpenFrame, entry: BlockEntry, reference: TensorReference | None, *, follow: bool

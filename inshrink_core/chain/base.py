@@ -38,9 +38,6 @@ _SHORT: Final = 8
 _NONE: Final = bytes(_SHORT)
 """Digest field of a tensor that is stored without the base."""
 
-_ADAPTERS: Final = ("lora_", "adapter", "ia3_", "prompt_encoder")
-"""Substrings in the names of adapter tensors, which are trained beside a model."""
-
 BaseLike: TypeAlias = "BaseModel | Checkpoint | Mapping[str, Tensor] | str | os.PathLike[str]"
 """Accepted forms of a base model (`inshrink_core.chain.open_base`)."""
 
@@ -188,28 +185,13 @@ class BaseModel:
 
     def _another(self, model: list[TensorSpec]) -> BaseModelError:
         """Return the error for a run without any tensor in the base."""
-        names = [spec.key for spec in model]
-        remedy = "give the model that the training began from, its tensors named as in the run"
-        if any(sign in name for name in names for sign in _ADAPTERS):
-            remedy = (
-                "these are adapters, which a base model does not hold: compress them without --base, or "
-                "give an earlier checkpoint of the same adapters"
-            )
-        elif shared := [name for name in names if name in self.checkpoint]:
-            base_spec, its = self.checkpoint.spec(shared[0]), next(s for s in model if s.key == shared[0])
-            return BaseModelError(
-                f"no tensor of the run has its shape and dtype in the base model, nor has '{base_spec.key}'",
-                where=self.name,
-                expected=f"{its.dtype} {its.shape}",
-                found=f"{base_spec.dtype} {base_spec.shape}",
-                remedy="give the base model in the run's dtype",
-            )
         return BaseModelError(
-            "no tensor of the run is in the base model: it is another one",
+            "no tensor of the run is in the base model: it is another one, or in another dtype",
             where=self.name,
-            expected=named(names, 3),
-            found=named(list(self.checkpoint), 3),
-            remedy=remedy,
+            expected=named([f"{spec.key} {spec.dtype} {spec.shape}" for spec in model], 3),
+            found=named([f"{spec.key} {spec.dtype} {spec.shape}" for spec in self.checkpoint.specs], 3),
+            remedy="give the model that the training began from, its tensors named as in the run; compress "
+            "adapters without --base",
         )
 
     def digest_of(self, base_spec: TensorSpec) -> bytes:

@@ -144,6 +144,7 @@ def chain_report(archive: Archive) -> ChainReport:
     An unreadable frame is listed as damaged.
     """
     infos = archive.reader.frames
+    archive.reader.fetch(infos)
     line = {frame.frame_id for frame in archive.frames}
     steps = {frame.frame_id: frame.step for frame in infos}
     frames: list[ChainFrame] = []

@@ -163,6 +163,7 @@ def frame_size(archive: Archive, info: FrameInfo) -> FrameSize:
 def archive_size(archive: Archive, frames: Sequence[FrameInfo] | None = None) -> ArchiveSize:
     """Return the sizes of some frames (by default the head's history); reads only their indexes."""
     chosen = archive.frames if frames is None else frames
+    archive.reader.fetch(chosen)
     return ArchiveSize(
         frames=tuple(frame_size(archive, info) for info in chosen),
         manifest_nbytes=archive.reader.manifest_nbytes,

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import sys
 from collections import deque
 from collections.abc import Iterator
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any, Final
 
 from inshrink_core.errors import EngineError, IncompatibleError, MissingExtraError
 from inshrink_core.execution.engines import N_ATTEMPTS, SECONDS_TO_TIDY_UP, Task, TotalProgress, Work
 from inshrink_core.execution.process import empty_directory
 from inshrink_core.execution.progress import Progress
-
-_SECONDS_TO_ANSWER: Final = 3.0
-"""Time after which the recorded head node of a cluster counts as gone."""
 
 _TASKS_PER_WORKER: Final = 2
 """With one task per worker, machines that join later would get none. An explicit count is a limit."""
@@ -54,12 +49,10 @@ def _connected() -> Iterator[Any]:
     if ray.is_initialized():
         yield ray
         return
-    address = "local" if _noted_is_gone() else None
     try:
         with contextlib.redirect_stdout(sys.stderr):
             # Workers import modules from their working directory; an empty one is safe.
             ray.init(
-                address=address,
                 runtime_env={"working_dir": str(empty_directory())},
                 include_dashboard=False,
                 log_to_driver=False,
@@ -73,26 +66,6 @@ def _connected() -> Iterator[Any]:
         yield ray
     finally:
         ray.shutdown()
-
-
-def _noted_is_gone() -> bool:
-    """Return whether the recorded cluster of this machine is gone; Ray would wait for it in vain.
-
-    A cluster that was killed, or ended with the machine, leaves its address in a file.
-    """
-    if os.environ.get("RAY_ADDRESS"):
-        return False
-    folder = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"  # as Ray itself does
-    try:
-        noted = Path(folder, "ray", "ray_current_cluster").read_text("utf-8").strip()
-    except OSError:
-        return False
-    host, _, port = noted.rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), _SECONDS_TO_ANSWER).close()
-    except (OSError, ValueError):
-        return True
-    return False
 
 
 def perform(work: Work) -> list[Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -32,10 +31,10 @@ def memory_available() -> int | None:
 
     Notes
     -----
-    The minimum of the system's available memory without swapping, the memory left in the process's control
-    groups (version 1 or 2, and their ancestors), and the memory left under its address space limit.
+    The minimum of the system's available memory without swapping, and the memory left in the process's
+    control groups (version 1 or 2, and their ancestors).
     """
-    found = [_system_memory(), _address_space(), *_group_memory()]
+    found = [_system_memory(), *_group_memory()]
     known = [max(0, nbytes) for nbytes in found if nbytes is not None]
     return min(known, default=None)
 
@@ -81,17 +80,6 @@ def _system_memory() -> int | None:
     with contextlib.suppress(ValueError, OSError):
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return None
-
-
-def _address_space() -> int | None:
-    """Return the memory left under RLIMIT_AS."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if limit == resource.RLIM_INFINITY:
-        return None
-    used = 0
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        used = int((_PROC / "self" / "statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-    return limit - used
 
 
 def _group_memory() -> Iterator[int | None]:

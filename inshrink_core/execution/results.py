@@ -7,11 +7,9 @@ of a result contains everything it depends on; unreadable results are recomputed
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
 import json
 import logging
-import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -175,41 +173,6 @@ def _is_writable(folder: Path) -> bool:
     if folder.exists():
         return folder.is_dir() and os.access(folder, os.W_OK)
     return os.access(folder.parent, os.W_OK)
-
-
-def parse_record(kind: type[_Result], values: Any) -> _Result:
-    """Return a dataclass from its JSON values; each field must have the annotated type.
-
-    Parameters
-    ----------
-    kind
-        A dataclass of numbers, texts, mappings, tuples of these and such dataclasses. A field with a default
-        may be missing. An integer is a count: at least 0.
-
-    Raises
-    ------
-    ValueError, TypeError, KeyError
-        The values do not fit the dataclass.
-    """
-    import msgspec
-
-    found = msgspec.convert(values, kind)
-    _require_plausible(found, values)
-    return found
-
-
-def _require_plausible(record: Any, values: Any) -> None:
-    """Refuse unknown keys, negative counts and NaN."""
-    if not dataclasses.is_dataclass(record):
-        return
-    if not set(values) <= {field.name for field in dataclasses.fields(record)}:
-        raise ValueError("it has other keys")
-    for name, given in values.items():
-        value = getattr(record, name)
-        if (type(value) is int and value < 0) or (type(value) is float and math.isnan(value)):
-            raise ValueError(f"'{name}' is no count, or no number")
-        for item, raw in zip(value, given, strict=True) if isinstance(value, tuple) else [(value, given)]:
-            _require_plausible(item, raw)
 
 
 class ResultStore(Generic[_Result]):

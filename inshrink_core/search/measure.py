@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from inshrink_core.archive.index import ExpectedBlock, FrameIndex, expected_index
+from inshrink_core.archive.index import FrameIndex, IndexBuilder
 from inshrink_core.archive.layout import LARGE_BLOCK_NBYTES
 from inshrink_core.chain import ChainConfig, ChainState, FramePlan, stored_view
 from inshrink_core.chain.attachments import LAYOUT_KEY, attachments_of, encode_attachments
@@ -295,33 +295,28 @@ def frame_overhead(
     The overhead is header, index, trailer and padding, as in `FrameSize.overhead_nbytes`, to a few bytes:
     checksums and digests have other values of the same length.
     """
-    by_role = chain.codecs_by_role()
-    tensors = []
-    for spec in checkpoint.specs:
+    by_role, builder = chain.codecs_by_role(), IndexBuilder()
+    for place, spec in enumerate(checkpoint.specs):
         block, codec = blocks.get(spec.key), by_role[spec.role]
         if block is not None:
-            payload, attributes = bytes(block.payload), pack_attributes(spec)
-            tensors.append(ExpectedBlock(spec.key, block.codec, attributes, len(payload), payload))
+            bitstream, payload = block.codec, bytes(block.payload)
+            nbytes = len(payload)
         else:
             bitstream = _EXACT if codec.name == FALLBACK_CODEC else codec.bitstream
-            tensors.append(_unknown_block(spec, bitstream))
-    attachments = [
-        ExpectedBlock(path, "raw", (), _ATTACHMENT_NBYTES, _any_bytes(path, _ATTACHMENT_NBYTES))
-        for path in (LAYOUT_KEY, *(file.path for file in checkpoint.files))
-    ]
-    nbytes, index = expected_index(tensors, attachments, meta, parent)
+            nbytes, payload = _unknown_payload(spec, bitstream)
+        builder.add((spec.key, bitstream, pack_attributes(spec)), payload, place, nbytes)
+    for path in (LAYOUT_KEY, *(file.path for file in checkpoint.files)):
+        builder.add((path, "raw", ()), _any_bytes(path, _ATTACHMENT_NBYTES), None, _ATTACHMENT_NBYTES)
+    index = builder.finish(meta)
     # Bytes of a tensor that are stored with another tensor were counted twice.
-    twice = sum(
-        tensor.nbytes
-        for tensor, entry in zip(tensors, index.entries, strict=False)
-        if entry.back and tensor.key in blocks
-    )
-    return nbytes - twice, index
+    tensors = index.entries[: len(checkpoint.specs)]
+    twice = sum(entry.nbytes for entry in tensors if entry.back and entry.key in blocks)
+    return builder.overhead(index, parent) - twice, index
 
 
 @functools.lru_cache(1 << 14)
-def _unknown_block(spec: TensorSpec, bitstream: str) -> ExpectedBlock:
-    """Return a block of plausible size in place of one that was not encoded.
+def _unknown_payload(spec: TensorSpec, bitstream: str) -> tuple[int, bytes]:
+    """Return a plausible size for a block that was not encoded, and bytes in its place.
 
     The size is one byte more if the tensor barely compresses, irregular otherwise. For optimizer state under
     a lossy rule, it is one bit per element of first moments, and a small share of second moments.
@@ -333,8 +328,7 @@ def _unknown_block(spec: TensorSpec, bitstream: str) -> ExpectedBlock:
     else:
         nbytes = int(spec.nbytes * (1 + share) / 2) if spec.nbytes > _SMALL_NBYTES else spec.nbytes + 1
     # Step counters are all alike.
-    payload = _any_bytes("" if spec.numel == 1 else spec.key, nbytes)
-    return ExpectedBlock(spec.key, bitstream, pack_attributes(spec), nbytes, payload)
+    return nbytes, _any_bytes("" if spec.numel == 1 else spec.key, nbytes)
 
 
 def _any_bytes(name: str, nbytes: int) -> bytes:

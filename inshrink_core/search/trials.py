@@ -15,13 +15,15 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import msgspec
+
 from inshrink_core.archive.index import FrameIndex
 from inshrink_core.chain import ChainConfig, ChainState, tensor_digest
 from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint
 from inshrink_core.errors import EvaluatorError, InputError, NotFiniteError, StorageError
 from inshrink_core.evaluate import Evaluation, OriginalEvaluations, StateEvaluator, figures_of
 from inshrink_core.execution.files import Closing
-from inshrink_core.execution.results import add_line, parse_record, read_lines
+from inshrink_core.execution.results import add_line, read_lines
 from inshrink_core.search.bounds import Bounds, Figures
 from inshrink_core.search.measure import EncodedStep, encode_step
 from inshrink_core.search.space import Settings, with_settings
@@ -303,7 +305,7 @@ class TrialLog:
 def _parse_line(row: dict[str, Any]) -> tuple[str, str, Trial]:
     """Return the run, the key and the trial of a line."""
     values = {name: value for name, value in row.items() if name not in ("run", "key", "ratio_weights")}
-    return str(row["run"]), str(row["key"]), replace(parse_record(Trial, values), cached=True)
+    return str(row["run"]), str(row["key"]), replace(msgspec.convert(values, Trial), cached=True)
 
 
 class TriedFrame(NamedTuple):

@@ -456,7 +456,9 @@ def _readable(archive: Archive) -> tuple[list[FrameInfo], list[FrameInfo], list[
     broken: list[FrameInfo] = []
     takes: list[StepNeeds] = []
     notes: list[str] = []
-    for info in _shown(archive):
+    shown = _shown(archive)
+    archive.reader.fetch(shown)
+    for info in shown:
         try:
             archive.frame(info)
         except MissingFrameError:

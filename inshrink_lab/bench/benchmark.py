@@ -9,13 +9,15 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final
 
+import msgspec
+
 from inshrink_core.chain.config import OPTIMIZER_CHOICES
 from inshrink_core.codecs.variants import Variant, choose_variants
 from inshrink_core.errors import InputError
 from inshrink_core.evaluate import EvaluatorRequest
 from inshrink_core.execution.device import resolve_device
 from inshrink_core.execution.progress import Progress
-from inshrink_core.execution.results import ResultStore, parse_record
+from inshrink_core.execution.results import ResultStore
 from inshrink_core.request import Option, Request, python_call
 from inshrink_core.search.bounds import Bounds
 from inshrink_core.search.search import choose_steps
@@ -110,7 +112,9 @@ class Bench(Stepping, EvaluatorRequest, Computing, Reading, Request[BenchReport]
                 request=self,
                 measurer=Measurer(self, opened, chosen, evaluator, resolve_device(self.device)),
                 store=ResultStore(
-                    None if folder is None else folder / "points", "point", partial(parse_record, Point)
+                    None if folder is None else folder / "points",
+                    "point",
+                    partial(msgspec.convert, type=Point),
                 ),
                 bounds=bounds,
             )

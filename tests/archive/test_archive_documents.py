@@ -15,9 +15,7 @@ from inshrink_core.archive.document import compress_document, decompress_documen
 from inshrink_core.archive.index import (
     INDEX_DICTIONARY,
     WORDS,
-    ExpectedBlock,
     IndexBuilder,
-    expected_index,
     pack_index,
     parse_index,
 )
@@ -317,8 +315,10 @@ def test_any_document_is_a_manifest_or_damage(value, has_segments):
 
 @pytest.mark.parametrize("value", [1, True, 1.0])
 def test_attributes_are_inherited_if_their_bytes_are_equal(value):
-    parent, alike, copied = (
-        expected_index([ExpectedBlock("w", "x/1", ("weight", each, (2, 3)), 1, b"a")], [], {}, None)[1]
-        for each in (value, value, 1)
-    )
+    def index(each):
+        builder = IndexBuilder()
+        builder.add(("w", "x/1", ("weight", each, (2, 3))), b"a", 0)
+        return builder.finish({})
+
+    parent, alike, copied = index(value), index(value), index(1)
     assert (pack_index(copied, parent) == pack_index(alike, parent)) is (type(value) is int)

@@ -210,7 +210,9 @@ def test_the_next_writer_reads_what_the_last_one_kept_if_it_is_the_same(url, sto
     cached = queue_folder(url) / "frames"
     assert len(list(cached.iterdir())) == 3
     damaged = min(cached.iterdir())
-    damaged.write_bytes(b"x" + damaged.read_bytes()[1:])
+    content = damaged.read_bytes()
+    damaged.unlink()  # The store maps the file that was uploaded.
+    damaged.write_bytes(b"x" + content[1:])
     CACHE.clear()  # The next writer is another process.
     with ArchiveWriter(url) as writer:
         store.asked.clear()
@@ -224,6 +226,11 @@ def test_the_next_writer_reads_what_the_last_one_kept_if_it_is_the_same(url, sto
     with ArchiveWriter(url) as writer:
         append(writer, 300)
     assert sum(path.stat().st_size for path in cached.iterdir()) <= 5_000
+
+
+def test_an_unknown_store_is_told():
+    with pytest.raises(StorageError, match="no object storage of the name 'nowhere'"):
+        ArchiveReader.open("nowhere://bucket/a")
 
 
 # ---- two writers ---------------------------------------------------------------------------------

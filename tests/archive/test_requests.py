@@ -10,6 +10,7 @@ from inshrink_core.archive.maintenance import pack_archive
 from inshrink_core.archive.storage import blocks
 from inshrink_core.archive.storage.local import LocalStorage
 from inshrink_core.chain import Archive
+from inshrink_core.chain.sizes import archive_size
 from inshrink_core.errors import InshrinkError
 from tests.archive.building import append, build, contents
 
@@ -87,18 +88,18 @@ def test_one_tensor_or_some_take_a_request_a_frame_and_three_more(sample, tmp_pa
         assert asked.round_trips <= 3
 
 
-def test_large_frames_take_their_ends_and_one_range_each(tmp_path):
+def test_large_frames_take_both_ends_and_one_range_each(tmp_path):
     large = {name: name.encode() * 600_000 for name in "abc"}
     with ArchiveWriter(tmp_path / "x", create=True) as writer:
         for step in range(6):
             append(writer, step, blocks=large)
     reader, asked = counting_reader(LocalStorage(tmp_path / "x"))
     frames = [reader.frame(info.frame_id) for info in reader.chain(reader.head.frame_id)[::-1]]
-    assert (asked.requests, asked.round_trips) == (2 + 6, 2)
+    assert (asked.requests, asked.round_trips) == (2 + 12, 2)
     reader.fetch_blocks((frame, frame.entry(key)) for frame in frames for key in "ab")
     for frame in frames:
         assert [frame.read(frame.entry(key)) for key in "ab"] == [large["a"], large["b"]]
-    assert (asked.requests, asked.round_trips) == (2 + 12, 3)
+    assert (asked.requests, asked.round_trips) == (2 + 18, 3)
     assert asked.bytes_read < reader.manifest_nbytes + 6 * ((1 << 16) + 2 * 600_000 + 100)
 
 
@@ -127,11 +128,10 @@ def test_steps_in_order_read_each_frame_once(sample):
     assert asked.bytes_read < 1.1 * sum(frame.nbytes for frame in frames) + near.reader.manifest_nbytes
 
 
-def test_indexes_of_frames_one_after_the_other_come_together(sample):
+def test_indexes_of_all_frames_come_together(sample):
     archive, asked = far(sample)
-    for info in archive.frames:
-        archive.frame(info)
-    assert asked.round_trips <= 6
+    archive_size(archive)
+    assert asked.round_trips <= 3
 
 
 def test_tensors_one_after_the_other_come_together(sample):
@@ -192,9 +192,6 @@ def test_damage_is_told_as_it_is_at_hand(tmp_path, damage):
             contents(first, reader.frames[1].frame_id)
         except InshrinkError as error:
             errors.append((type(error), str(error)))
-    if damage == "header":  # what it says stands in the manifest, and a checksum covers it
-        assert len(errors) == 1
-        return
     assert len(errors) == 2
     assert errors[0] == errors[1]
     file.write_bytes(content)

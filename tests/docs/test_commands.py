@@ -50,7 +50,7 @@ NO_SHELL = {
 
 NOT_RUN = {
     r"^inshrink ui\b|--watch(?! --until)\b": "does not end by itself; tests of explorer and watch run it",
-    r"\bs3://": "needs a bucket; tests/archive/test_remote.py reads one in memory",
+    r"\bs3://": "needs a bucket; tests/archive/test_objects.py reads one in memory",
     r"\bhf://": "needs the Hub; tests/integrations/test_hub.py writes to a server of its own",
     r"^inshrink rehearse (char-gpt|regression)\b": "trains for minutes to hours; tests/lab has small ones",
     r"^inshrink bench runs/digits --trust-run -o bench$": "measures every codec; the next is run",

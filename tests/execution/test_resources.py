@@ -1,4 +1,4 @@
-"""How much memory there is: the least of what the system, the groups around the process and ulimit leave."""
+"""How much memory there is: the least of what the system and the groups around the process leave."""
 
 import pytest
 
@@ -13,7 +13,6 @@ def system(tmp_path, monkeypatch):
     """A system of 8 GB, in a folder."""
     monkeypatch.setattr(resources, "_PROC", tmp_path / "proc")
     monkeypatch.setattr(resources, "_CGROUPS", tmp_path / "cgroup")
-    monkeypatch.setattr(resources, "_address_space", lambda: None)
     (tmp_path / "proc" / "self").mkdir(parents=True)
     (tmp_path / "proc" / "meminfo").write_text("MemTotal: 9000000 kB\nMemAvailable: 8000000 kB\n")
     return tmp_path
@@ -43,11 +42,6 @@ def test_a_group_of_version_1_counts(system):
     names = {"memory__limit_in_bytes": 2000, "memory__usage_in_bytes": 500}
     group(system / "cgroup" / "memory" / "job", **names, memory__stat="total_inactive_file 10")
     assert memory_available() == 1510
-
-
-def test_what_ulimit_leaves_counts(system, monkeypatch):
-    monkeypatch.setattr(resources, "_address_space", lambda: -5)
-    assert memory_available() == 0
 
 
 @pytest.mark.parametrize(

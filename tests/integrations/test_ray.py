@@ -3,10 +3,8 @@
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
-import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -123,23 +121,6 @@ def test_ray_restores_and_verifies_and_an_error_comes_back_as_it_was(tmp_path, e
     done = subprocess.run(**command(*words), capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 2
     assert "--force" in done.stderr
-
-
-@pytest.mark.integration
-def test_a_cluster_that_is_noted_but_gone_is_done_without(tmp_path, run, expected):
-    with (
-        tempfile.TemporaryDirectory(dir="/tmp") as folder,
-        socket.socket() as free,
-    ):  # sockets need short paths
-        free.bind(("127.0.0.1", 0))  # nobody listens
-        noted = Path(folder, "ray", "ray_current_cluster")
-        noted.parent.mkdir()
-        noted.write_text(f"127.0.0.1:{free.getsockname()[1]}")
-        asked = compressing(run, tmp_path / "x", "--engine", "ray", "--workers", "2")
-        asked["env"]["RAY_TMPDIR"] = folder
-        done = subprocess.run(**asked, capture_output=True, text=True, timeout=100, check=False)
-        assert done.returncode == 0, done.stderr
-    assert content(tmp_path / "x") == content(expected)
 
 
 @pytest.fixture

@@ -42,7 +42,6 @@ def test_what_a_crash_leaves_of_a_line_is_dropped(tmp_path):
         "[]",
         '{"run": "run", "key": "x"}',
         json.dumps({"run": "run", "key": "x", **trial().to_json(), "drop": "much"}),
-        json.dumps({"run": "run", "key": "x", **trial().to_json(), "step": -1}),
         json.dumps({"run": "run", "key": "x", **trial().to_json(), "config": []}),
     ],
 )

@@ -292,9 +292,6 @@ class Storage(ABC):
     absent: str = ""
     """Remedy in the message for an address without content."""
 
-    facts: dict[str, str] | None = None
-    """Facts for the page that the storage writes beside an archive; None if it writes no page."""
-
     # ---- writing ---------------------------------------------------------------------------------
 
     writable: bool = True

@@ -10,21 +10,42 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from pathlib import Path
 from typing import IO, Any, Final, NamedTuple
 
-from inshrink_core.archive.manifest import MANIFEST_NAME, Manifest
 from inshrink_core.archive.storage.contract import Creation, Tag, checked, digest_of
 from inshrink_core.archive.storage.uploads import Listing, NewObject, UploadedStorage
 from inshrink_core.errors import InputError, InshrinkError, MissingExtraError, StorageError
 from inshrink_core.execution.mirror import Listed
-from inshrink_core.text import count, printable, size, steps_in_short
+from inshrink_core.text import printable
 
 _KINDS: Final = {"models": "model", "datasets": "dataset", "spaces": "space"}
 _CARD_NAME: Final = "README.md"
 _OF_THE_REPOSITORY: Final = frozenset({_CARD_NAME, ".gitattributes"})
 """Files that the Hub keeps at the top of a repository, outside of an archive."""
 
-_BEGIN: Final = "<!-- inshrink: everything from here to the end is written with the archive -->"
-_END: Final = "<!-- inshrink: end -->"
-_METADATA: Final = "---\nlibrary_name: inshrink\ntags:\n- inshrink\n- checkpoints\n---\n"
+_CARD: Final = """---
+library_name: inshrink
+tags:
+- inshrink
+- checkpoints
+---
+
+# {name}
+
+Checkpoints of a training as an Inshrink archive: of each step what changed since the one before.
+
+    pip install 'inshrink[hub]'
+    inshrink inspect {address}
+    inshrink restore {address} -o restored/
+
+The last command writes the last step (`--step N`: another one) as files of the run's own format; only what it
+needs is downloaded. In Python:
+
+```python
+import inshrink_core
+
+archive = inshrink_core.open("{address}")
+model.load_state_dict(archive[archive.last.step].state_dict())
+```
+"""
 
 _N_ATTEMPTS: Final = 12
 """Attempts to commit: other commits may come first, as long as they do not touch the same objects."""
@@ -101,7 +122,7 @@ class HubStorage(UploadedStorage):
     -----
     The Hub compares only the last commit (`create_commit(parent_commit=)`), so contents are read at that
     commit and compared here; after another commit they are read again. The changes of a writer up to a
-    flush form one commit: frames, manifest, card and deletions.
+    flush form one commit: frames, manifest and deletions.
 
     `huggingface_hub` authenticates by HF_TOKEN or a login.
     """
@@ -111,7 +132,6 @@ class HubStorage(UploadedStorage):
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
-        self.facts = {}
         self._commits: dict[tuple[str, str], str] = {}
         """The last commit that listed a path with a content: reads of older listings use that commit."""
 
@@ -280,7 +300,7 @@ class HubStorage(UploadedStorage):
     def publish(
         self, files: dict[str, Any], listing: Listing | None, tag: Tag | None, gone: Sequence[str]
     ) -> Tag | None:
-        """Write and delete objects in one commit, with the archive's card."""
+        """Write and delete objects in one commit; the first one of an archive also writes a card."""
         new = None if listing is None else digest_of(listing.content)
 
         def plan(head: str) -> _Plan | None:
@@ -295,8 +315,10 @@ class HubStorage(UploadedStorage):
                 if found != tag:
                     raise self.conflict(listing.path)
                 contents[listing.path] = listing.content
-                if listing.path == MANIFEST_NAME:
-                    contents |= self._card(Manifest.parse(listing.content, self.name), head)
+                if found is None and not self._found([_CARD_NAME], head):
+                    address = printable(self.name)
+                    name = address.rstrip("/").rpartition("/")[2]
+                    contents[_CARD_NAME] = _CARD.format(name=name, address=address).encode()
             return contents, self._found(gone, head)
 
         self._settle(plan, "Delete objects" if listing is None else f"Write {listing.path}")
@@ -369,57 +391,6 @@ class HubStorage(UploadedStorage):
         raise StorageError(
             "others commit to the repository all the time", where=self.name, remedy="run it again later"
         )
-
-    def _card(self, manifest: Manifest, head: str) -> dict[str, bytes]:
-        """Return the card if it changes; text outside the archive's section stays."""
-        ours = f"{_BEGIN}\n{_card_text(manifest, self.name, self.facts or {})}\n{_END}\n"
-        try:
-            before = self._get(_CARD_NAME, head).decode(errors="replace")
-        except FileNotFoundError:
-            return {_CARD_NAME: f"{_METADATA}\n{ours}".encode()}
-        top, begin, rest = before.partition(_BEGIN)
-        _, end, bottom = rest.partition(f"{_END}\n")
-        text = f"{top}{ours}{bottom}" if begin and end else before
-        return {} if text == before else {_CARD_NAME: text.encode()}
-
-
-def _card_text(manifest: Manifest, address: str, facts: Mapping[str, str]) -> str:
-    """Return the card's text: a summary of the archive and how to load it."""
-    steps = sorted({frame.step for frame in manifest.frames})
-    last = steps[-1] if steps else 0
-    rows = {
-        "steps": f"{count(len(steps))}: {steps_in_short(steps)}" if steps else "none yet",
-        "archive": size(sum(frame.nbytes for frame in manifest.frames)),
-        **facts,
-    }
-    table = "\n".join(f"| {_cell(name)} | {_cell(value)} |" for name, value in rows.items())
-    return f"""# {_cell(address.rstrip("/").rpartition("/")[2])}
-
-Checkpoints of a training as an Inshrink archive: of each step what changed since the one before.
-
-| | |
-|---|---|
-{table}
-
-## How to load
-
-    pip install 'inshrink[hub]'
-    inshrink restore {address} --step {last} -o restored/
-    inshrink restore {address} --step {last} --tensors '*.weight' -o some/
-
-The first command writes a step as files of the run's own format, and the second some of its tensors; only
-what they need is downloaded. In Python:
-
-```python
-import inshrink_core
-
-archive = inshrink_core.open("{address}")
-model.load_state_dict(archive[{last}].state_dict())
-```"""
-
-
-def _cell(text: str) -> str:
-    return printable(text).translate(dict.fromkeys(map(ord, "|<>[]`\n"), " "))[:200]
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Archives in buckets, and packed archives on web servers, through obstore."""
+"""Archives in buckets, through obstore."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ from inshrink_core.errors import (
     InputError,
     InshrinkError,
     MissingExtraError,
-    NotFoundError,
     StorageError,
 )
 from inshrink_core.execution.files import is_temporary, temporary_name
@@ -70,7 +69,6 @@ _CODE: Final = re.compile(r"<Code>([A-Za-z]+)</Code>")
 _STATUS: Final = re.compile(r"status code: (\d{3})")
 _URL: Final = re.compile(r"\S+://\S+")
 _CONDITIONS: Final = ("AlreadyExistsError", "PreconditionError")
-_WEB: Final = ("http", "https")
 
 _VARIABLES: Final = {
     "s3": "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_REGION",
@@ -197,8 +195,6 @@ def _make_store(scheme: str, bucket: str) -> Any:
     # Unencrypted only if the URL, or an endpoint in the environment, requests it.
     options: Any = {**_TIMEOUTS, "allow_http": True}
     retry: Any = _RETRY
-    if scheme in _WEB:
-        return store.HTTPStore.from_url(f"{scheme}://{bucket}", client_options=options, retry_config=retry)
     if scheme == "s3" and not any(map(os.environ.get, _AWS_CREDENTIALS)):
         # Other credentials come from a metadata service, which most machines lack.
         options["connect_timeout"], retry = timedelta(seconds=2), {**_RETRY, "max_retries": 1}
@@ -231,14 +227,11 @@ class ObjectStorage(UploadedStorage):
     Objects are created if absent (``If-None-Match``) and replaced by tag (``If-Match``). The storage has no
     lock: of two writers, the second is refused. Before the first write, a probe detects and refuses a store
     that ignores conditions.
-
-    A web server is read-only and cannot list files, so only packed archives are read from it.
     """
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self.scheme, self.bucket, self._root = _parsed(name)
-        self.writable = self.scheme not in _WEB
 
     @functools.cached_property
     def store(self) -> Any:
@@ -322,20 +315,12 @@ class ObjectStorage(UploadedStorage):
     def names(self, folder: str) -> tuple[str, ...]:
         """Return every name in a folder."""
         at = self.key(folder) if folder else self._root
-        if not self.writable:
-            raise NotFoundError(
-                "there is no such file, and folders of web servers are not read",
-                where=self.name,
-                remedy="pack the archive: inshrink export ARCHIVE --pack FILE",
-            )
         found = self._retrying(lambda: self.store.list_with_delimiter(at))
         keys = [*found["common_prefixes"], *(listed["path"] for listed in found["objects"])]
         return tuple(key.rstrip("/").rpartition("/")[2] for key in keys)
 
     def objects(self, path: str = "") -> Iterator[Listed]:
         """Return every object below this address, or that of `path`; one request per thousand objects."""
-        if not self.writable:
-            yield from super().objects(path)
         if path:
             key = f"{self._root}/{path}".lstrip("/")
             with contextlib.suppress(FileNotFoundError):

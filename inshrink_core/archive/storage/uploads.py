@@ -214,7 +214,7 @@ class UploadQueue(OverlaidStorage):
 
     def __init__(self, remote: UploadedStorage) -> None:
         super().__init__(remote, {})
-        self._remote, self.facts = remote, remote.facts
+        self._remote = remote
         self._folder = queue_folder(remote.name)
         self._local = LocalStorage(self._folder)
         self._names: dict[str, set[str]] = {}

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-from inshrink_core import text
 from inshrink_core.archive import ArchiveWriter, is_archive, segment
 from inshrink_core.archive.storage.registry import place_of
 from inshrink_core.chain.append import Appended, ChainWriter
@@ -103,7 +102,6 @@ def write_run(request: Compressing) -> CompressReport:
         bound_record = None if bounded is None else bounded.bound_record
         compared = None if bounded is None else bounded.compared()  # its originals close with the context
         branches = session.write_branches() if asked is None else ()
-        _describe(writer, chain_config.codec)
     finished = Archive.open(request.archive)
     session.written.note(opened, chosen, chain_config.device, session.run.skipped)
     report = report_on(
@@ -134,18 +132,6 @@ def _bounds_of(request: Compressing) -> Bounds | None:
     if bounds is None and (request.evaluator is not None or request.trust_run):
         return Bounds(max_restore_cost=DEFAULT_MAX_RESTORE_COST)
     return bounds
-
-
-def _describe(writer: ArchiveWriter, codec: str) -> None:
-    """Update the facts that a storage shows beside the archive, if it shows any."""
-    if writer.storage.facts is not None:
-        sizes = archive_size(Archive(writer.reader))
-        writer.storage.facts |= {
-            "checkpoints": text.size(sizes.raw_total),
-            "ratio of everything": text.ratio(sizes.ratio_total),
-            "ratio of the weights": text.ratio(sizes.ratio_weights),
-            "codec": codec,
-        }
 
 
 def _hint(run: Run, config: AnyCodec) -> str:
