@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,15 +21,11 @@ from inshrink_core.codec import DEFAULT_CODEC, FALLBACK_CODEC, PARTS, AnyCodec, 
 from inshrink_core.errors import InputError
 from inshrink_core.formats import Run, open_run
 from inshrink_core.frame import FrameKind
-from inshrink_core.report import Report
 from inshrink_core.sensitivity import SensitivityMetric
 from inshrink_core.values import magnitudes
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-__all__ = ["Anatomy", "Part", "ValueHistogram", "anatomy", "row_means", "value_histogram"]
-
 
 _METRICS = ("taylor", "fisher", "update")
 """Sensitivities other than the magnitude, in the order of preference."""
@@ -80,7 +76,7 @@ def _encode_alone(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Anatomy(Report):
+class Anatomy:
     """One tensor of one step, and what a codec makes or made of it.
 
     Parameters
@@ -134,20 +130,10 @@ class Anatomy(Report):
     relative_error: float | None = None
     rows: NDArray[np.float64] | None = None
 
-    KEYS: ClassVar = (
-        "step tensor=spec.key dtype=spec.dtype shape=spec.shape codec config estimated kind restored "
-        "histogram levels entropy_bits=entropy nbytes bits_per_weight metric relative_error"
-    )
-
     @property
     def bits_per_weight(self) -> float | None:
         """Bits of the block for each value; None for an empty tensor."""
         return 8 * self.nbytes / self.spec.numel if self.spec.numel else None
-
-    @property
-    def levels(self) -> dict[str, Any]:
-        """What values are rounded to."""
-        return {"kind": self.level_kind, "points": self.points, "step_size": self.step_size}
 
 
 def anatomy(
@@ -394,16 +380,6 @@ class ValueHistogram(NamedTuple):
     parts: tuple[Part, ...]
     n_nonfinite: int
     rms: float
-
-    def to_json(self) -> dict[str, Any]:
-        """Return everything as JSON values."""
-        return {
-            "edges": self.edges.tolist(),
-            "counts": {name: row.tolist() for name, row in zip(PARTS, self.counts, strict=True)},
-            "parts": [part._asdict() for part in self.parts],
-            "n_nonfinite": self.n_nonfinite,
-            "rms": None if np.isnan(self.rms) else self.rms,
-        }
 
 
 def value_histogram(values: Tensor, parts: NDArray[np.uint8] | int) -> ValueHistogram:

@@ -22,16 +22,6 @@ from inshrink_core.sensitivity import Grouping, ScoreHistogram, Scores, Sensitiv
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = [
-    "CheckpointSeries",
-    "MeasuredRow",
-    "Profile",
-    "Row",
-    "SensitivityTable",
-    "StepRecord",
-    "sensitivity",
-]
-
 # Part of every key; incremented when a record or the measurement changes.
 _VERSION: Final = 4
 
