@@ -237,7 +237,7 @@ def keep_comparison(
     """Keep a comparison of an archive as the engine does."""
     asked = {"evaluator": "0" * 16, "name": name, "run": {}, "before": {}}
     found = Compared(metric=metric, direction=Direction.LOWER, device="cpu", steps=tuple(rows))
-    store = Measurements.of_archive(Archive.open(archive), run, make=True)
+    store = Measurements.of_archive(Archive.open(archive))
     store.add("compare", asked, plain_value(found))
 
 

@@ -165,7 +165,7 @@ def _store_compared(archive: Archive, run: Run, evaluator: BoundEvaluator, compa
     steps = [row.step for row in compared.steps]
     asked = EvaluatorId(evaluator.spec, evaluator.digest)
     question = question_of(asked, run, steps, dict(zip(steps, [None, *steps], strict=False)))
-    store = Measurements.of_archive(archive, run.directory, make=True)
+    store = Measurements.of_archive(archive)
     store.add("compare", question, plain_value(compared))
 
 
