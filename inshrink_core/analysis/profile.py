@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -17,7 +17,8 @@ from inshrink_core.checkpoint import Checkpoint, TensorRole, TensorSpec
 from inshrink_core.errors import NotFoundError
 from inshrink_core.execution.results import ResultStore, cache_folder
 from inshrink_core.formats import Run
-from inshrink_core.sensitivity import Grouping, ScoreHistogram, Scores, SensitivityMetric, Summary, scores
+from inshrink_core.sensitivity import Grouping, ScoreHistogram, SensitivityMetric, Summary
+from inshrink_core.values import magnitudes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,19 +29,8 @@ _VERSION: Final = 4
 OnStep = Callable[[int, int, int], None]
 
 
-class CheckpointSeries(Protocol):
-    """A run or an archive. With ``identity(step)`` and ``directory``, its profile is cached."""
-
-    @property
-    def steps(self) -> tuple[int, ...]:
-        """Ascending."""
-
-    def __getitem__(self, step: int, /) -> Checkpoint:
-        """Return the checkpoint of a step."""
-
-
 def sensitivity(
-    run: CheckpointSeries,
+    run: Run | Archive,
     metric: SensitivityMetric | str = "magnitude",
     *,
     steps: Iterable[int] | None = None,
@@ -52,7 +42,7 @@ def sensitivity(
     Parameters
     ----------
     run
-        The checkpoints.
+        The checkpoints. The profile of a run is cached.
     metric
         ``magnitude``, ``taylor``, ``fisher`` or ``update``.
     steps
@@ -121,8 +111,31 @@ def sensitivity(
     return Profile(metric=metric, steps=chosen, bytes_read=bytes_read, records=tuple(records), device=used)
 
 
+class Scores(NamedTuple):
+    """Scores of every parameter of one tensor.
+
+    Parameters
+    ----------
+    values
+        Non-negative float32, in the shape of the weight.
+    source
+        Input of the computation, if several are possible: ``gradient`` (recorded) or ``exp_avg`` (Adam's
+        first moment as a proxy) for `taylor`; ``uncorrected`` for a `fisher` without bias correction; else
+        None.
+    """
+
+    values: Tensor
+    source: str | None = None
+
+
 class StepScores:
-    """Scores of the tensors of a step, some relative to the step before; counts the bytes read."""
+    """Scores of the tensors of a step, some relative to the step before; counts the bytes read.
+
+    Notes
+    -----
+    O(n); computed in float32 by single operations. The first moment is used as stored, without bias
+    correction: this common factor changes no order and vanishes within tens of steps.
+    """
 
     def __init__(self, checkpoint: Checkpoint, previous: Checkpoint | None) -> None:
         self.checkpoint, self._previous = checkpoint, previous
@@ -157,17 +170,38 @@ class StepScores:
         if twin is not None and metric in (SensitivityMetric.TAYLOR, SensitivityMetric.FISHER):
             spec = self.checkpoint.spec(twin)
             weight = self._read(self.checkpoint, spec.key) if metric is SensitivityMetric.TAYLOR else None
-        if metric is SensitivityMetric.TAYLOR:
-            gradient = self._auxiliary(spec, TensorRole.GRADIENT)
-            first = self._auxiliary(spec, TensorRole.EXP_AVG) if gradient is None else None
-            return scores(metric, weight, gradient=gradient, exp_avg=first)
         if metric is SensitivityMetric.FISHER:
             second = self._auxiliary(spec, TensorRole.EXP_AVG_SQ)
-            beta2 = self.checkpoint.hyperparameters.get(spec.name, {}).get("beta2")
-            return scores(metric, exp_avg_sq=second, beta2=beta2, step=self._updates_of(spec))
+            return None if second is None else self._fisher(spec, _float32(second).abs())
+        if weight is None:
+            return None
+        values = _float32(weight)
+        if metric is SensitivityMetric.MAGNITUDE:
+            return Scores(values.abs())
         if metric is SensitivityMetric.UPDATE:
-            return scores(metric, weight, previous=self._read(self._previous, spec.key))
-        return scores(metric, weight)
+            previous = self._read(self._previous, spec.key)
+            if previous is None or previous.shape != weight.shape:
+                return None
+            return Scores((values - _float32(previous)).abs())
+        for role in (TensorRole.GRADIENT, TensorRole.EXP_AVG):
+            slope = self._auxiliary(spec, role)
+            if slope is not None:
+                return Scores((_float32(slope) * values).abs(), role.value)
+        return None
+
+    def _fisher(self, spec: TensorSpec, moment: Tensor) -> Scores:
+        """Correct the bias towards zero of Adam's early steps, if decay and step are known."""
+        beta2 = self.checkpoint.hyperparameters.get(spec.name, {}).get("beta2")
+        step = self._updates_of(spec)
+        if beta2 is None or step < 1 or not 0 <= beta2 < 1:
+            return Scores(moment, "uncorrected")
+        return Scores(moment / (1 - beta2**step))
+
+
+def _float32(tensor: Tensor) -> Tensor:
+    import torch
+
+    return magnitudes(tensor, torch.float32)
 
 
 def _block(spec: TensorSpec) -> str:
