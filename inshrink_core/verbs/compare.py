@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from inshrink_core.errors import InputError, InshrinkError
 from inshrink_core.evaluate import EvaluatorRequest
@@ -88,23 +88,8 @@ class Comparisons(Report):
         """Yield one row per step of each archive, and the largest figures."""
         for path, comparison in self.archives:
             yield "archive", path
-            yield from parts_of("unreadable", plain_value(comparison.unreadable))
-            rows = [{name: getattr(row, name) for name in _COLUMNS} for row in comparison.steps]
-            yield from parts_of("steps", rows)
-            document = comparison.to_json()
-            for key in _FACTS:
-                yield from parts_of(key, document[key])
+            yield from comparison.shown()
         yield from parts_of("failed", dict(self.failed))
-
-
-_FACTS: Final = (
-    *("metric", "direction", "max_drop", "max_divergence", "mean_divergence", "max_restore_cost"),
-    *("device", "measured_at"),
-)
-_COLUMNS: Final = (
-    *("step", "original", "restored", "drop", "divergence", "restore_cost"),
-    *("previous_drop", "previous_divergence"),
-)
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import KW_ONLY, asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 
 from inshrink_core.checkpoint import MODEL_ROLES
 from inshrink_core.errors import CheckFailedError, InputError
@@ -19,7 +18,7 @@ from inshrink_core.evaluate import EvaluatorRequest
 from inshrink_core.execution.results import write_atomic
 from inshrink_core.report import OMITTED, Report
 from inshrink_core.request import Option, Request, python_call
-from inshrink_core.text import UNKNOWN, printable, ratio
+from inshrink_core.text import ratio
 from inshrink_core.verbs.shared.groups import (
     Bounding,
     Computing,
@@ -105,8 +104,6 @@ class SearchReport(Report):
     by_step
         Result of ``compress`` under the same bounds, with settings per step; None for a budget, and codecs
         other than the lattice.
-    binding
-        Figure closest to its limit; None if no figure has a limit above 0.
     bounds
         Limits asked for. Without bounds this key, ``evaluations``, ``decided`` and ``max_…`` are absent.
     metric
@@ -136,7 +133,6 @@ class SearchReport(Report):
     default: Chain
     default_keeps: bool = field(metadata=OMITTED)
     by_step: ByStep | None
-    binding: Binding | None
     bounds: Bounds
     metric: str
     direction: str
@@ -150,8 +146,7 @@ class SearchReport(Report):
     output: Path | None = field(default=None, metadata=OMITTED)
 
     SHOWS: ClassVar = (
-        "bounds best=found figures=figures decided_by=binding "
-        "ratio_by_default=default.ratio_weights default_keeps_the_bounds=default_keeps "
+        "bounds best ratio_by_default=default.ratio_weights default_keeps_the_bounds=default_keeps "
         "ratio_by_step=by_step.ratio_weights metric direction steps "
         "where_the_previous_checkpoint_keeps_them_too=not_discriminative evaluations "
         "seconds device"
@@ -211,17 +206,6 @@ class SearchReport(Report):
         }
         return Report.to_json(self) | shown
 
-    @property
-    def found(self) -> str:
-        """Short text of the best configuration."""
-        return "none" if self.best is None else printable(describe(self.best.to_json()["config"]))
-
-    @property
-    def figures(self) -> dict[str, float | None]:
-        """Ratios of the best configuration, and its figures at the worst step."""
-        known = {} if self.best is None else {"ratio_total": self.ratio_total, **self.best.to_json()}
-        return {name: value for name, value in known.items() if name != "config"}
-
     def remarks(self) -> Iterator[str]:
         """Yield the next command, and the notes."""
         from inshrink_core.search.bounds import option_of
@@ -232,55 +216,6 @@ class SearchReport(Report):
         elif self.best is not None and self.output is not None:
             yield f"next: inshrink compress RUN -o ARCHIVE --config {self.output}"
         yield from (f"note: {note}" for note in self.notes)
-
-
-class Binding(NamedTuple):
-    """The step closest to its bound.
-
-    Parameters
-    ----------
-    step
-        Training step.
-    figure
-        ``drop``, ``divergence`` or ``restore_cost``.
-    usage
-        Its share of the limit.
-    """
-
-    step: int
-    figure: str
-    usage: float
-
-
-def _binding(chain: Chain, bounds: Bounds) -> Binding | None:
-    """Return the step of a chain that is closest to its bound; None without comparable bounds."""
-    found = [
-        Binding(trial.step, name, value / limit)
-        for trial in chain.trials
-        for name, limit in bounds.limits.items()
-        if (value := getattr(trial, name)) is not None and 0 < limit < math.inf
-    ]
-    return max(found, key=lambda row: row.usage, default=None)
-
-
-def describe(config: Mapping[str, Any]) -> str:
-    """Return a short text of a configuration: its settings, and those of layer types.
-
-    Examples
-    --------
-    >>> describe({"codec": "lattice", "settings": {"coarseness": 2.5}})
-    'coarseness 2.5'
-    """
-    words = [f"{name} {_short(value)}" for name, value in config.get("settings", {}).items()]
-    for override in config.get("override", []):
-        chosen = override.get("layer_type") or override.get("match", "*")
-        values = [_short(value) for name, value in override.items() if name not in ("layer_type", "match")]
-        words.append(f"{chosen} {' '.join(values)}")
-    return ", ".join(words) or str(config.get("codec", UNKNOWN))
-
-
-def _short(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 @dataclass(frozen=True)
@@ -395,7 +330,6 @@ class Search(Stepping, Bounding, Writing, EvaluatorRequest, Computing, Reading, 
             default=default,
             default_keeps=is_kept,
             by_step=by_step,
-            binding=_binding(best or default, chains.bounds),
             bounds=chains.bounds,
             metric=chains.evaluator.metric,
             direction=chains.evaluator.direction,

@@ -232,7 +232,7 @@ def compared_row(**changes: Any) -> EvaluatedStep:
 
 
 def keep_comparison(
-    archive: Path, run: Path, rows: Sequence[EvaluatedStep], *, name: str = "judge.py:f", metric: str = "loss"
+    archive: Path, rows: Sequence[EvaluatedStep], *, name: str = "judge.py:f", metric: str = "loss"
 ) -> None:
     """Keep a comparison of an archive as the engine does."""
     asked = {"evaluator": "0" * 16, "name": name, "run": {}, "before": {}}

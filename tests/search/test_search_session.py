@@ -430,12 +430,3 @@ def test_what_is_found_is_never_larger_than_the_default_that_keeps_the_bounds(ru
     tight = search(run, max_divergence=1e-9, output=tmp_path / "t.json")
     assert not tight.default_keeps
     assert re.search(r"default keeps the bounds +no", shown(tight))
-
-
-def test_the_step_that_leaves_the_least_room_is_named(searched):
-    found, _ = searched
-    usage = {trial.step: trial.divergence / 1e-3 for trial in found.best.trials}
-    worst = max(usage, key=usage.get)
-    assert (found.binding.step, found.binding.figure) == (worst, "divergence")
-    assert found.binding.usage == pytest.approx(usage[worst])
-    assert f"step {worst}, figure divergence" in shown(found)

@@ -465,10 +465,7 @@ def _found(board: Board, job: Job) -> None:
 
 
 def _findings(report: Mapping[str, Any]) -> Iterator[str]:
-    """Yield notes on a finished search: the deciding step, the default's size, and the engine's notes."""
-    if binding := report.get("binding"):
-        figure, usage = str(binding["figure"]).replace("_", " "), fmt.percent(binding["usage"])
-        yield f"step {binding['step']} decides: its {figure} takes {usage} of the bound"
+    """Yield notes on a finished search: the default's size, and the engine's notes."""
     if default := report.get("default"):
         check = "keeps the bounds" if default["keeps"] else "breaks them"
         yield f"the default stores {fmt.ratio(default['ratio_weights'])} of the weights, and {check}"
