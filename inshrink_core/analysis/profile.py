@@ -325,8 +325,8 @@ class SensitivityTable:
         Ascending.
     mean, p50, p99
         float32 ``[rows, steps]``; NaN where a row is absent or the metric is not defined.
-    n, n_nonfinite
-        int64 ``[rows, steps]``: finite scores, and those that are NaN or infinite and left out.
+    n_nonfinite
+        int64 ``[rows, steps]``: scores that are NaN or infinite and left out.
     sources
         Per step, what the scores came from, where there is a choice (`Scores.source`).
     """
@@ -339,7 +339,6 @@ class SensitivityTable:
     mean: NDArray[np.float32]
     p50: NDArray[np.float32]
     p99: NDArray[np.float32]
-    n: NDArray[np.int64]
     n_nonfinite: NDArray[np.int64]
     sources: tuple[str | None, ...]
 
@@ -383,14 +382,14 @@ class Profile:
         measured = [{row.row.name: row for row in record.rows[grouping]} for record in self.records]
         details = {name: found.row for rows in measured for name, found in rows.items()}
         values = np.full((3, len(details), len(self.steps)), np.nan, np.float32)
-        counts = np.zeros((2, len(details), len(self.steps)), np.int64)
+        n_nonfinite = np.zeros((len(details), len(self.steps)), np.int64)
         # A mean beyond float32 becomes infinite, as the scores themselves would.
         with np.errstate(over="ignore"):
             for row, name in enumerate(details):
                 for column, rows in enumerate(measured):
                     if name in rows:
                         values[:, row, column] = rows[name].summary[:3]
-                        counts[:, row, column] = rows[name].summary[3:]
+                        n_nonfinite[row, column] = rows[name].summary.n_nonfinite
         return SensitivityTable(
             metric=self.metric,
             grouping=grouping,
@@ -400,8 +399,7 @@ class Profile:
             mean=values[0],
             p50=values[1],
             p99=values[2],
-            n=counts[0],
-            n_nonfinite=counts[1],
+            n_nonfinite=n_nonfinite,
             sources=tuple(record.source for record in self.records),
         )
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Final
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 
 from inshrink_core.analysis.movement import Movement, movement
 from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint, FileLayout, TensorSpec
@@ -108,10 +108,23 @@ class ExportReport(Report):
     device: str = "cpu"
 
     KEYS: ClassVar = (
-        "archive output steps format=layout tensors=n_tensors weights_only exact relative_error "
-        "ratio_float32 ratio_weights=size.ratio_weights ratio_total=size.ratio_total "
-        "raw_bytes=size.raw_total bytes=nbytes left_out layers_left_out seconds device"
+        "archive output steps weights_only exact relative_error ratio_float32 "
+        "ratio_weights=size.ratio_weights ratio_total=size.ratio_total raw_bytes=size.raw_total bytes=nbytes "
+        "left_out layers_left_out seconds device"
     )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document; for a plain file with its format and number of tensors.
+
+        Returns
+        -------
+        format : str
+            ``safetensors``; only of a plain file, whose size and ratios are None.
+        tensors : int
+            Number of tensors; only of a plain file.
+        """
+        plain = {} if self.layout == "packed" else {"format": self.layout, "tensors": self.n_tensors}
+        return Report.to_json(self) | plain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

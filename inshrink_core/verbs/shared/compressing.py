@@ -531,7 +531,7 @@ class CompressReport(Report):
         "archive=path codec config optimizer roles ratio_total=size.ratio_total "
         "ratio_weights=size.ratio_weights bits_per_weight=size.bits_per_weight raw_bytes=size.raw_total "
         "archive_bytes=size.nbytes relative_error large_errors seconds mb_per_s device appended skipped "
-        "branches fates unreadable left_out originals unseen base=size.base predicted frames"
+        "branches fates unreadable left_out originals unseen frames"
     )
     SHOWS: ClassVar = (
         "unreadable archive appended part waiting_for_other_parts=waiting not_archived=left_out originals "
@@ -615,12 +615,14 @@ class CompressReport(Report):
         -------
         left_out : [str]
             Other files not archived, each with its reason.
-        base : BaseRecord?
-            Base model that the archive needs.
+        base : BaseRecord
+            Base model that the archive needs; absent if none.
         part : str
             Part written, as ``2/8``; absent without ``--part``.
         waiting : [int]
             Steps that wait for other parts; absent without ``--part``.
+        predicted : PredictedCost
+            Predicted cost of a restore; absent with bounds or a coarseness.
         bounds : Bounds
             Limits asked for. Without bounds this key, ``evaluations``, ``decided`` and ``max_…`` are absent.
         max_drop, max_divergence, max_restore_cost : float
@@ -630,8 +632,10 @@ class CompressReport(Report):
         """
         requested = {} if self.bound_record is None else self.bound_record.to_json()
         left_out = [f"{row.path}: {row.reason}" for row in self.left_out]
+        base = {} if self.size.base is None else {"base": plain_value(self.size.base)}
         shared = {} if self.part is None else {"part": self.part, "waiting": list(self.waiting)}
-        return requested | shared | Report.to_json(self) | {"left_out": left_out}
+        predicted = {} if self.predicted is None else {"predicted": self.predicted._asdict()}
+        return requested | base | shared | predicted | Report.to_json(self) | {"left_out": left_out}
 
     def remarks(self) -> Iterator[str]:
         """Yield remarks for the terminal."""
