@@ -158,19 +158,12 @@ class Levels(NamedTuple):
         Step size between neighbouring points; None without a lattice or a grid.
     parts : UInt8[ndarray, "n"] or int
         Index into `PARTS` for each element, or one index for all of them.
-    symbols : Int[ndarray, "n"] or None
-        Level number of each element, if the codec has level numbers.
-    unit
-        For codecs that code changes of symbols: the exponent of the unit, and the step size in units. None
-        for codecs that code the symbols themselves.
     """
 
     kind: str
     points: NDArray[np.float64] | None = None
     step_size: float | None = None
     parts: NDArray[np.uint8] | int = QUANTIZED
-    symbols: NDArray[np.integer] | None = None
-    unit: tuple[int, int] | None = None
 
 
 class TensorReference(ABC):

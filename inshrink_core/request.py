@@ -291,7 +291,8 @@ def fields_of(request: type) -> tuple[Option, ...]:
     return tuple(field for field in _known_fields(request) if not field.hidden)
 
 
-def _every_field(request: type) -> tuple[Option, ...]:
+@cache
+def _known_fields(request: type) -> tuple[Option, ...]:
     owners = [item for item in request.__mro__ if dataclasses.is_dataclass(item)]
     place = {name: i for i, item in enumerate(owners) for name in inspect.get_annotations(item)}
     hints, texts, found = get_type_hints(request, include_extras=True), dict[str, str](), []
@@ -321,9 +322,6 @@ def _every_field(request: type) -> tuple[Option, ...]:
             )
         )
     return tuple(found)
-
-
-_known_fields: Callable[[type], tuple[Option, ...]] = cache(_every_field)
 
 
 def _docstring(request: type) -> str:

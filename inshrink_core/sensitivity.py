@@ -1,4 +1,4 @@
-"""Sensitivity of the loss to an error of a parameter: four metrics per parameter, and their summaries.
+"""Sensitivity of the loss to an error of a parameter: four metrics, groupings, and summaries of scores.
 
 Sources: `magnitude` and `taylor` are the Inshrinkerator paper's (Agrawal et al. 2024, Section 4.1); the
 second moment of Adam estimates the diagonal of the empirical Fisher information (Kingma and Ba 2015).
@@ -11,7 +11,6 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from inshrink_core.errors import InputError
-from inshrink_core.values import magnitudes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -77,104 +76,6 @@ class Grouping(_Word):
     TENSOR = "tensor"
     BLOCK = "block"
     LAYER_TYPE = "layer_type"
-
-
-class Scores(NamedTuple):
-    """Scores of every parameter of one tensor.
-
-    Parameters
-    ----------
-    values
-        Non-negative float32, in the shape of the weight.
-    source
-        Input of the computation, if several are possible: ``gradient`` (recorded) or ``exp_avg`` (Adam's
-        first moment as a proxy) for `taylor`; ``uncorrected`` for a `fisher` without bias correction; else
-        None.
-    """
-
-    values: Tensor
-    source: str | None = None
-
-
-def scores(
-    metric: SensitivityMetric | str,
-    weight: Tensor | None = None,
-    *,
-    gradient: Tensor | None = None,
-    exp_avg: Tensor | None = None,
-    exp_avg_sq: Tensor | None = None,
-    beta2: float | None = None,
-    step: float | None = None,
-    previous: Tensor | None = None,
-) -> Scores | None:
-    """Return a sensitivity per parameter (`SensitivityMetric`), or None if a required input is missing.
-
-    Parameters
-    ----------
-    metric
-        `magnitude` needs `weight`; `taylor` also `gradient`, else `exp_avg` as a proxy; `fisher` needs
-        `exp_avg_sq`; `update` needs `weight` and `previous`.
-    weight
-        The parameters, any shape and dtype.
-    gradient, exp_avg, exp_avg_sq
-        Recorded gradient, Adam's first and second moment, in the weight's shape.
-    beta2, step
-        Decay of the second moment and number of updates so far. The bias-corrected second moment is
-        exp_avg_sq / (1 − beta2^step).
-    previous
-        The weight at the previous checkpoint; ignored if its shape differs.
-
-    Raises
-    ------
-    InputError
-        The metric is unknown, or an auxiliary tensor does not have the weight's shape.
-
-    Notes
-    -----
-    O(n); computed in float32 by single operations. The first moment is used as stored, without bias
-    correction: this common factor changes no order and vanishes within tens of steps.
-
-    Examples
-    --------
-    >>> import torch
-    >>> scores("update", torch.tensor([1.0, 2.0]), previous=torch.tensor([1.0, 4.0])).values
-    tensor([0., 2.])
-    """
-    metric = SensitivityMetric.parse(metric)
-    if metric is SensitivityMetric.FISHER:
-        return None if exp_avg_sq is None else _fisher(exp_avg_sq, beta2, step)
-    if weight is None:
-        return None
-    if metric is SensitivityMetric.MAGNITUDE:
-        return Scores(_float32(weight).abs())
-    if metric is SensitivityMetric.UPDATE:
-        if previous is None or previous.shape != weight.shape:
-            return None
-        return Scores((_float32(weight) - _float32(previous)).abs())
-    slope, source = (gradient, "gradient") if gradient is not None else (exp_avg, "exp_avg")
-    if slope is None:
-        return None
-    if slope.shape != weight.shape:
-        raise InputError(
-            f"the {source} is not of the weight's shape",
-            expected=f"{tuple(weight.shape)}",
-            found=f"{tuple(slope.shape)}",
-        )
-    return Scores((_float32(slope) * _float32(weight)).abs(), source)
-
-
-def _fisher(exp_avg_sq: Tensor, beta2: float | None, step: float | None) -> Scores:
-    """Correct the bias towards zero of Adam's early steps, if decay and step are known."""
-    values = _float32(exp_avg_sq).abs()
-    if beta2 is None or step is None or step < 1 or not 0 <= beta2 < 1:
-        return Scores(values, "uncorrected")
-    return Scores(values / (1 - beta2**step))
-
-
-def _float32(tensor: Tensor) -> Tensor:
-    import torch
-
-    return magnitudes(tensor, torch.float32)
 
 
 class Summary(NamedTuple):

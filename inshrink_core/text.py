@@ -64,10 +64,6 @@ def url_of(place: str | os.PathLike[str]) -> str | None:
     return _JOINED_URL.sub(r"\1://", text, count=1) if was_url(place) and not Path(text).exists() else None
 
 
-def _known(value: float | None) -> bool:
-    return value is not None and math.isfinite(value)
-
-
 def _three_digits(value: float) -> str:
     """Return three significant digits without an exponent, for a value below about 1000."""
     if value >= 99.95:
@@ -141,7 +137,7 @@ def rate(mb_per_s: float | None) -> str:
     >>> rate(12.34)
     '12.3 MB/s'
     """
-    return f"{_three_digits(mb_per_s)} MB/s" if mb_per_s is not None and _known(mb_per_s) else UNKNOWN
+    return f"{_three_digits(mb_per_s)} MB/s" if mb_per_s is not None and math.isfinite(mb_per_s) else UNKNOWN
 
 
 def ratio(value: float | None) -> str:
@@ -152,7 +148,7 @@ def ratio(value: float | None) -> str:
     >>> ratio(12.345), ratio(None)
     ('12.3×', '–')
     """
-    return f"{_three_digits(value)}×" if value is not None and _known(value) else UNKNOWN
+    return f"{_three_digits(value)}×" if value is not None and math.isfinite(value) else UNKNOWN
 
 
 def count(value: float | None) -> str:
@@ -163,7 +159,7 @@ def count(value: float | None) -> str:
     >>> count(1234567)
     '1,234,567'
     """
-    return f"{value:,.0f}" if value is not None and _known(value) else UNKNOWN
+    return f"{value:,.0f}" if value is not None and math.isfinite(value) else UNKNOWN
 
 
 def counted(number: int, noun: str) -> str:
@@ -185,7 +181,7 @@ def plain(value: float | None) -> str:
     >>> plain(0.98765), plain(0.5)
     ('0.9877', '0.5000')
     """
-    return f"{value:#.4g}".rstrip(".") if value is not None and _known(value) else UNKNOWN
+    return f"{value:#.4g}".rstrip(".") if value is not None and math.isfinite(value) else UNKNOWN
 
 
 def percentage(value: float) -> str:

@@ -9,8 +9,6 @@ from typing import Annotated, Any
 
 import msgspec
 
-from inshrink_core.verbs.search import describe
-
 
 def plain(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a deep copy of a configuration."""
@@ -59,8 +57,23 @@ def engine_settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def config_words(config: Mapping[str, Any]) -> str:
-    """Return a configuration in a few words, in the engine's terms. Untrusted text."""
-    return describe({"codec": "", **config})
+    """Return a configuration in a few words: its settings, and those of layer types. Untrusted text.
+
+    Examples
+    --------
+    >>> config_words({"codec": "lattice", "settings": {"coarseness": 2.5}})
+    'coarseness 2.5'
+    """
+    words = [f"{name} {_short(value)}" for name, value in config.get("settings", {}).items()]
+    for override in config.get("override", []):
+        chosen = override.get("layer_type") or override.get("match", "*")
+        values = [_short(value) for name, value in override.items() if name not in ("layer_type", "match")]
+        words.append(f"{chosen} {' '.join(values)}")
+    return ", ".join(words) or str(config.get("codec", ""))
+
+
+def _short(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def config_text(config: Mapping[str, Any]) -> str:

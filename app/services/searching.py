@@ -49,7 +49,7 @@ class SearchPoint(NamedTuple):
     n_steps, is_complete
         Number of measured steps, and whether all steps were measured.
     keeps
-        Whether every measured step keeps the bounds; in a search for a ratio, whether it is reached.
+        Whether every measured step keeps the bounds.
     is_best
         Whether the search chose it.
     kind
@@ -100,8 +100,6 @@ class Searched(NamedTuple):
         Bounds by figure, including a default bound of the divergence beside a drop.
     steps
         Steps of the chain.
-    target_ratio
-        The ratio of the weights to reach; None for bounds.
     report
         The document of ``inshrink search``; empty before its end.
     """
@@ -109,7 +107,6 @@ class Searched(NamedTuple):
     points: tuple[SearchPoint, ...] = ()
     limits: Mapping[str, float] = MappingProxyType({})
     steps: tuple[int, ...] = ()
-    target_ratio: float | None = None
     report: Mapping[str, Any] = MappingProxyType({})
 
     @property
@@ -140,7 +137,7 @@ def _searched(job: Job, steps: tuple[int, ...], more: Sequence[Mapping[str, Any]
     report: Mapping[str, Any] = result if isinstance(result, dict) else {}
     rows = [*(report["trials"] if "trials" in report else job.partial_rows()), *more]
     asked: Any = job.requests[-1]
-    limits, ratio = _limits(asked, report, rows), asked.target_ratio
+    limits = _limits(asked, report, rows)
     steps = tuple(report.get("steps") or steps)
     chains: dict[str, dict[int, Mapping[str, Any]]] = {}
     config, key = None, ""
@@ -150,13 +147,13 @@ def _searched(job: Job, steps: tuple[int, ...], more: Sequence[Mapping[str, Any]
         chains.setdefault(key, {})[int(row["step"])] = row
     best = _text(report["best"]["config"]) if report.get("best") else None
     points = [
-        _point(list(chain.values()), len(steps), limits, ratio or 0.0)._replace(is_best=key == best)
+        _point(list(chain.values()), len(steps), limits)._replace(is_best=key == best)
         for key, chain in chains.items()
     ]
     if by_step := report.get("by_step"):
         words: Any = {"label": "settings found for each step", "name": _BY_STEP, "kind": "archive"}
         points.append(SearchPoint.of({}, by_step, n_steps=len(steps), keeps=True, **words))
-    return Searched(tuple(points), limits, steps, ratio, report)
+    return Searched(tuple(points), limits, steps, report)
 
 
 def _limits(
@@ -174,9 +171,7 @@ def _text(config: Mapping[str, Any]) -> str:
     return json.dumps(config, sort_keys=True)
 
 
-def _point(
-    chain: Sequence[Mapping[str, Any]], n_steps: int, limits: Mapping[str, float], least: float
-) -> SearchPoint:
+def _point(chain: Sequence[Mapping[str, Any]], n_steps: int, limits: Mapping[str, float]) -> SearchPoint:
     """Return one configuration over its steps, whose raw weights have equal sizes."""
     stored = [1 / row["ratio_weights"] for row in chain if row["ratio_weights"]]
     ratio = len(stored) / math.fsum(stored) if stored else 0.0
@@ -187,7 +182,7 @@ def _point(
         figures | {"ratio_weights": ratio},
         n_steps=len(chain),
         is_complete=len(chain) >= n_steps,
-        keeps=ratio >= least and all(not row.get("failure") and _keeps(row, limits) for row in chain),
+        keeps=all(not row.get("failure") and _keeps(row, limits) for row in chain),
     )
 
 

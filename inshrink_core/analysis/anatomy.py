@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,22 +17,29 @@ from inshrink_core.chain.archive import open_any
 from inshrink_core.chain.config import overridden
 from inshrink_core.chain.defaults import make_configs
 from inshrink_core.checkpoint import Checkpoint, TensorRole, TensorSpec
-from inshrink_core.codec import DEFAULT_CODEC, FALLBACK_CODEC, PARTS, AnyCodec, TensorReference, get_codec
+from inshrink_core.codec import (
+    DEFAULT_CODEC,
+    FALLBACK_CODEC,
+    PARTS,
+    AnyCodec,
+    Levels,
+    TensorReference,
+    get_codec,
+)
 from inshrink_core.errors import InputError
 from inshrink_core.formats import Run, open_run
 from inshrink_core.frame import FrameKind
-from inshrink_core.report import Report
 from inshrink_core.sensitivity import SensitivityMetric
 from inshrink_core.values import magnitudes
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Anatomy", "Part", "ValueHistogram", "anatomy", "row_means", "value_histogram"]
-
-
 _METRICS = ("taylor", "fisher", "update")
 """Sensitivities other than the magnitude, in the order of preference."""
+
+MAX_LEVELS = 256
+"""Maximum number of distinct decoded values of a codebook: the symbols of a byte."""
 
 N_ROWS = 128
 """Maximum number of groups of rows."""
@@ -45,10 +52,9 @@ _CHUNK = 1 << 20
 
 
 class _Coded(NamedTuple):
-    """A tensor's state after a frame and before it, and the bitstream and size of its block."""
+    """A tensor's state after a frame, and the bitstream and size of its block."""
 
     state: TensorReference
-    reference: TensorReference | None
     bitstream: str
     nbytes: int
 
@@ -69,18 +75,17 @@ def _encode_alone(
     chain: ChainConfig, checkpoint: Checkpoint, before: Checkpoint | None, spec: TensorSpec
 ) -> _Coded:
     """Encode a tensor alone and, where there is one, against its predecessor, which is encoded first."""
-    state, reference = ChainState(), None
+    state = ChainState()
     if before is not None:
         plan = FramePlan(chain, before, state, [spec])
         (first,) = plan.encode([spec])
-        reference = first.reference
-        state = ChainState(references={spec.key: reference}, memory=plan.memory)
+        state = ChainState(references={spec.key: first.reference}, memory=plan.memory)
     (after,) = FramePlan(chain, checkpoint, state, [spec]).encode([spec])
-    return _Coded(after.reference, reference, after.block.codec, len(after.block.payload))
+    return _Coded(after.reference, after.block.codec, len(after.block.payload))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Anatomy(Report):
+class Anatomy:
     """One tensor of one step, and what a codec makes or made of it.
 
     Parameters
@@ -104,8 +109,6 @@ class Anatomy(Report):
         Levels that occur, ascending, where they are at most 256; else empty.
     step_size
         From one lattice point to the next; None where levels are not even.
-    entropy
-        Of the symbols, in bits a value (`entropy_of_symbols`); None where there are none.
     nbytes
         Bytes of the tensor's block.
     metric
@@ -128,26 +131,15 @@ class Anatomy(Report):
     level_kind: str
     points: NDArray[np.float64]
     step_size: float | None
-    entropy: float | None
     nbytes: int
     metric: str | None
     relative_error: float | None = None
     rows: NDArray[np.float64] | None = None
 
-    KEYS: ClassVar = (
-        "step tensor=spec.key dtype=spec.dtype shape=spec.shape codec config estimated kind restored "
-        "histogram levels entropy_bits=entropy nbytes bits_per_weight metric relative_error"
-    )
-
     @property
     def bits_per_weight(self) -> float | None:
         """Bits of the block for each value; None for an empty tensor."""
         return 8 * self.nbytes / self.spec.numel if self.spec.numel else None
-
-    @property
-    def levels(self) -> dict[str, Any]:
-        """What values are rounded to."""
-        return {"kind": self.level_kind, "points": self.points, "step_size": self.step_size}
 
 
 def anatomy(
@@ -239,7 +231,7 @@ def _of_run(
         codec=codec.name,
         config=codec.settings(),
         estimated=True,
-        kind=(FrameKind.KEYFRAME if coded.reference is None else FrameKind.DELTA).value,
+        kind=(FrameKind.KEYFRAME if before is None else FrameKind.DELTA).value,
         restored=False,
         **_seen(checkpoint, before, spec, checkpoint[spec.key], coded, metric, decoded=coded.state.decoded()),
     )
@@ -252,22 +244,17 @@ def _of_archive(archive: Archive, run: Run | None, step: int, key: str, metric: 
     frame = archive.frame(info)
     checkpoint = view.checkpoint(info)
     spec = checkpoint.spec(key)
-    chain = archive.reader.chain(info.frame_id)
-    reference = None
-    if len(chain) > 1 and spec.key in archive.checkpoint(chain[-2]):
-        reference = view.decode(chain[-2], spec.key)[1]
     decoded, state = view.decode(info, spec.key)
     blocks = archive.blocks(info, spec.key)
-    codec, nbytes = blocks[0].codec, sum(entry.nbytes for entry in blocks)
+    coded = _Coded(state, blocks[0].codec, sum(entry.nbytes for entry in blocks))
     original = run[step] if run is not None and step in run and spec.key in run[step] else None
     origin = checkpoint if original is None else original
     before = _step_before(view if original is None or run is None else run, step, spec)
-    coded = _Coded(state, reference, codec, nbytes)
     values = decoded if original is None else original[spec.key]
     return Anatomy(
         step=origin.step,
         spec=spec,
-        codec=codec.partition("/")[0],
+        codec=coded.bitstream.partition("/")[0],
         config=dict(frame.meta.get("config", {})),
         estimated=False,
         kind=info.kind.value,
@@ -287,9 +274,6 @@ def _seen(
     decoded: Tensor | None,
 ) -> dict[str, Any]:
     """Return the fields of `Anatomy` that do not depend on how the tensor was encoded."""
-    # Here, because it imports torch, which opening a run must not wait for.
-    from inshrink_core.analysis.levels import entropy_of_symbols, levels_of
-
     levels = levels_of(coded.state, coded.bitstream)
     known = _known_scores(checkpoint, before, spec, values, metric)
     return {
@@ -297,12 +281,40 @@ def _seen(
         "level_kind": levels.kind,
         "points": levels.points if levels.points is not None else np.empty(0),
         "step_size": levels.step_size,
-        "entropy": entropy_of_symbols(coded.state, coded.reference),
         "nbytes": coded.nbytes,
         "metric": None if known is None else known[0],
         "relative_error": None if decoded is None else movement(values, decoded).relative,
         "rows": None if known is None else row_means(known[1]),
     }
+
+
+def levels_of(state: TensorReference, bitstream: str) -> Levels:
+    """Return the levels of a decoded state; `Levels.points` is empty beyond `MAX_LEVELS`.
+
+    Parameters
+    ----------
+    state
+        State after a frame.
+    bitstream
+        Bitstream of the tensor's block in it; some lossy codecs use the state of the exact codec.
+
+    Notes
+    -----
+    O(n) for states that store their levels; for other states the values are sorted.
+    """
+    # Here, because it imports torch, which opening a run must not wait for.
+    import torch
+
+    from inshrink_core.codecs.exact import BITSTREAM, LosslessReference
+
+    levels = state.levels()
+    if levels.kind != "other" and not (isinstance(state, LosslessReference) and bitstream != BITSTREAM):
+        few = levels.points is not None and levels.points.size <= MAX_LEVELS
+        return levels if few else levels._replace(points=None)
+    values = magnitudes(state.decoded().reshape(-1), torch.float64).numpy()
+    distinct = np.unique(values)
+    is_codebook = distinct.size <= min(MAX_LEVELS, values.size // 2) and np.isfinite(distinct).all()
+    return Levels("codebook", distinct) if is_codebook else Levels("other")
 
 
 def row_means(score: Tensor) -> NDArray[np.float64] | None:
@@ -361,15 +373,11 @@ class Part(NamedTuple):
         ``pruned``, ``quantized`` or ``protected``.
     n, share
         How many they are, and of all values.
-    smallest, largest
-        Their magnitudes' range; None where there are none that are finite.
     """
 
     name: str
     n: int
     share: float
-    smallest: float | None
-    largest: float | None
 
 
 class ValueHistogram(NamedTuple):
@@ -395,16 +403,6 @@ class ValueHistogram(NamedTuple):
     n_nonfinite: int
     rms: float
 
-    def to_json(self) -> dict[str, Any]:
-        """Return everything as JSON values."""
-        return {
-            "edges": self.edges.tolist(),
-            "counts": {name: row.tolist() for name, row in zip(PARTS, self.counts, strict=True)},
-            "parts": [part._asdict() for part in self.parts],
-            "n_nonfinite": self.n_nonfinite,
-            "rms": None if np.isnan(self.rms) else self.rms,
-        }
-
 
 def value_histogram(values: Tensor, parts: NDArray[np.uint8] | int) -> ValueHistogram:
     """Count the values of a tensor in even bins from the smallest to the largest, by part.
@@ -429,7 +427,6 @@ def value_histogram(values: Tensor, parts: NDArray[np.uint8] | int) -> ValueHist
                 square += float(np.square(finite).sum())
             n_finite += finite.size
     totals = np.zeros(len(PARTS), np.int64)
-    ranges = [[np.inf, -np.inf] for _ in PARTS]
     edges = _edges(low, high)
     counts = np.zeros((len(PARTS), N_BINS), np.int64)
     part_of = np.broadcast_to(np.asarray(parts), values.numel())
@@ -438,19 +435,13 @@ def value_histogram(values: Tensor, parts: NDArray[np.uint8] | int) -> ValueHist
             mine = chunk[part_of[start : start + chunk.size] == part]
             totals[part] += mine.size
             finite = mine[np.isfinite(mine)]
-            if finite.size == 0:
-                continue
             counts[part] += np.histogram(finite, N_BINS, (edges[0], edges[-1]))[0]
-            magnitudes = np.abs(finite)
-            ranges[part][0] = min(ranges[part][0], float(magnitudes.min()))
-            ranges[part][1] = max(ranges[part][1], float(magnitudes.max()))
     n = max(int(totals.sum()), 1)
     return ValueHistogram(
         edges=edges,
         counts=counts,
         parts=tuple(
-            Part(name, int(total), int(total) / n, *(ends if ends[0] <= ends[1] else (None, None)))
-            for name, total, ends in zip(PARTS, totals, ranges, strict=True)
+            Part(name, int(total), int(total) / n) for name, total in zip(PARTS, totals, strict=True)
         ),
         n_nonfinite=int(totals.sum()) - n_finite,
         rms=float(np.sqrt(square / n_finite)) if n_finite else float("nan"),

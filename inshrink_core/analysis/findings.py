@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -16,8 +15,6 @@ from inshrink_core.text import count
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-__all__ = ["Findings", "Stretch", "findings", "learning_rates", "weighted"]
 
 CARRIED: Final = 0.8
 """Share of the sensitivity that the reported rows carry: the customary four fifths (Pareto)."""
@@ -31,10 +28,6 @@ _CHANGED: Final = {
     "magnitude": ("become {} times larger", "become {} times smaller"),
 }
 """Words for more and less, by metric."""
-
-_RATE: Final = re.compile(r"(^|[^a-z])(lr|learning[_ -]?rate)([^a-z]|$)", re.IGNORECASE)
-_PARTS_OF_RATE: Final = 64
-"""Number of points between two checkpoints at which the learning rate is read."""
 
 _CURVED: Final = "fisher"
 """The metric that is proportional to curvature and gives the worth of a bit."""
@@ -52,15 +45,12 @@ class Stretch(NamedTuple):
     factor
         Geometric mean of later over earlier values; below 1 if sensitivity fell. For movement, the factor of
         the speed per training step.
-    of_rate
-        For movement with a logged learning rate, the factor relative to that rate; otherwise None.
     """
 
     first: int
     last: int
     step: int
     factor: float
-    of_rate: float | None = None
 
     @property
     def bits(self) -> float:
@@ -116,22 +106,19 @@ class Findings(NamedTuple):
         """
         if not self.few:
             return ""
-        named = self._replace(names=tuple(clipped(name, width) for name in self.names))
-        return named._text()
-
-    def _text(self) -> str:
+        names = [clipped(name, width) for name in self.names]
         is_single, kind = len(self.few) == 1, self._kind(self.n_rows)
         carried = f"{len(self.few)} of {self.n_rows} {kind} {'carries' if is_single else 'carry'}"
         text = f"{carried} at least {round(100 * CARRIED)} % of the {SensitivityMetric(self.metric).quantity}"
         if len(self.few) <= _MAX_NAMED:
-            text += f": {_listed([self.names[place] for place in self.few])}"
-        return f"{text}. {self._changed()}".strip()
+            text += f": {_listed([names[place] for place in self.few])}"
+        return f"{text}. {self._changed(names)}".strip()
 
     def _kind(self, n: int) -> str:
         word = self.by.replace("_", " ")
         return word if n == 1 else f"{word}s"
 
-    def _changed(self) -> str:
+    def _changed(self, names: Sequence[str]) -> str:
         found = self.stretch
         if found is None:
             return ""
@@ -139,18 +126,13 @@ class Findings(NamedTuple):
         n = found.last - found.first + 1
         if n == 1:
             alone = self.few == (found.first,) and len(self.few) <= _MAX_NAMED
-            who = "It has" if alone else f"{self.names[found.first]} has"
-        elif n == len(self.names):
+            who = "It has" if alone else f"{names[found.first]} has"
+        elif n == len(names):
             who = f"All {n} {self._kind(n)} have"
         else:
-            who = f"{n} {self._kind(n)}, {self.names[found.first]} to {self.names[found.last]}, have"
+            who = f"{n} {self._kind(n)}, {names[found.first]} to {names[found.last]}, have"
         changed = _CHANGED[SensitivityMetric(self.metric).quantity][found.factor < 1].format(_times(factor))
         text = f"{who} {changed} since step {count(found.step)}"
-        if found.of_rate is not None:
-            relative = max(found.of_rate, 1 / found.of_rate)
-            beside = _CHANGED["movement"][found.of_rate < 1].format(_times(relative))
-            is_beside = relative >= _LEAST_CHANGE
-            text += f", and {beside} beside the learning rate" if is_beside else " with the learning rate"
         worth = "more" if found.factor > 1 else "fewer"
         if self.metric == _CURVED and abs(found.bits) >= _LEAST_BITS and factor < _TOO_LARGE:
             text += f": a weight needs {abs(found.bits):.2g} bits {worth}".replace(" 1 bits", " 1 bit")
@@ -189,42 +171,6 @@ def weighted(values: NDArray[np.floating], sizes: Sequence[int] | NDArray[np.flo
     return np.where(np.isfinite(sums), sums, np.nan)
 
 
-def learning_rates(
-    log: Mapping[str, Sequence[tuple[int, float]]], steps: Sequence[int]
-) -> NDArray[np.float64] | None:
-    """Return the learning rate summed over the training steps that lead to each checkpoint.
-
-    Parameters
-    ----------
-    log
-        Logged metrics by name, each as step and value.
-    steps
-        Steps of the checkpoints, ascending; the first has no predecessor and gets NaN.
-
-    Returns
-    -------
-    Float[ndarray, "steps"] or None
-        Interpolated linearly between logged values and constant beyond them; None without logged values.
-
-    Examples
-    --------
-    >>> learning_rates({"train/lr": [(0, 0.5), (20, 0.5)]}, (10, 20)).tolist()
-    [nan, 5.0]
-    """
-    names = [name for name in log if _RATE.search(name)]
-    if not names:
-        return None
-    series = sorted((step, rate) for step, rate in log[min(names, key=len)] if math.isfinite(rate))
-    if not series:
-        return None
-    found = np.full(len(steps), np.nan)
-    for at, (before, step) in enumerate(itertools.pairwise(steps), 1):
-        between = np.linspace(before, step, _PARTS_OF_RATE)
-        mean = float(np.interp(between, *np.asarray(series, np.float64).T).mean())
-        found[at] = mean * (step - before) if mean > 0 else np.nan
-    return found
-
-
 def findings(
     metric: str,
     by: str,
@@ -232,7 +178,6 @@ def findings(
     sizes: Sequence[int] | NDArray[np.float64],
     steps: Sequence[int],
     means: NDArray[np.floating],
-    rates: NDArray[np.float64] | None = None,
 ) -> Findings:
     """Return the rows that carry the sensitivity, and the neighbouring rows that changed most.
 
@@ -246,8 +191,6 @@ def findings(
         Ascending, at least one.
     means : Float[ndarray, "rows steps"]
         Mean sensitivity of a row's parameters; NaN if unknown.
-    rates
-        Result of `learning_rates`, which movement is compared with.
 
     Notes
     -----
@@ -273,6 +216,8 @@ def findings(
         # The tolerance keeps rounding errors from adding a row.
         n_few = int(np.searchsorted(cumulative, CARRIED * total * (1 - 1e-12))) + 1
         few = tuple(int(place) for place in order[:n_few])
+    is_speed = metric == SensitivityMetric.UPDATE
+    n_steps = np.diff(np.asarray(steps, np.float64), prepend=np.nan)
     return Findings(
         metric=metric,
         by=by,
@@ -280,21 +225,8 @@ def findings(
         step=steps[-1],
         few=few,
         n_rows=int((np.isfinite(sums[:, -1]) & (extents > 0)).sum()),
-        stretch=_stretch(steps, sums) if metric != SensitivityMetric.UPDATE else _slowed(steps, sums, rates),
+        stretch=_stretch(steps, sums / n_steps if is_speed else sums),
     )
-
-
-def _slowed(
-    steps: Sequence[int], sums: NDArray[np.float64], rates: NDArray[np.float64] | None
-) -> Stretch | None:
-    """Return the stretch with the largest change of speed, and its factor relative to the learning rate."""
-    n_steps = np.diff(np.asarray(steps, np.float64), prepend=np.nan)
-    found = _stretch(steps, sums / n_steps)
-    if found is None or rates is None:
-        return found
-    relative = [_change(row) for row in sums[found.first : found.last + 1] / rates]
-    logs = [math.log(change[1]) for change in relative if change is not None]
-    return found._replace(of_rate=math.exp(math.fsum(logs) / len(logs)) if logs else None)
 
 
 def _stretch(steps: Sequence[int], sums: NDArray[np.float64]) -> Stretch | None:

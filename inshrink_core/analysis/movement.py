@@ -28,10 +28,9 @@ class Movement:
         Number of values.
     n_changed
         Number of values with any changed bit.
-    n_finite
-        Number of values that are finite in both checkpoints; the sums cover these.
     squared
-        ``Σ (b - a)²`` for values a before and b after.
+        ``Σ (b - a)²`` for values a before and b after; all sums are over the values that are finite in both
+        checkpoints.
     squared_before, squared_after
         ``Σ a²`` and ``Σ b²``.
     product
@@ -40,7 +39,6 @@ class Movement:
 
     n_values: int = 0
     n_changed: int = 0
-    n_finite: int = 0
     squared: float = 0.0
     squared_before: float = 0.0
     squared_after: float = 0.0
@@ -137,7 +135,6 @@ def _chunk_movement(before: Tensor, after: Tensor) -> Movement:
     return Movement(
         n_values=before.numel(),
         n_changed=int(bits.reshape(before.numel(), -1).any(dim=1).sum()),
-        n_finite=int(finite.sum()),
         squared=float((b - a).square().sum()),
         squared_before=float(a.square().sum()),
         squared_after=float(b.square().sum()),

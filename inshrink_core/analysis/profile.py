@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -17,20 +17,11 @@ from inshrink_core.checkpoint import Checkpoint, TensorRole, TensorSpec
 from inshrink_core.errors import NotFoundError
 from inshrink_core.execution.results import ResultStore, cache_folder
 from inshrink_core.formats import Run
-from inshrink_core.sensitivity import Grouping, ScoreHistogram, Scores, SensitivityMetric, Summary, scores
+from inshrink_core.sensitivity import Grouping, ScoreHistogram, SensitivityMetric, Summary
+from inshrink_core.values import magnitudes
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-__all__ = [
-    "CheckpointSeries",
-    "MeasuredRow",
-    "Profile",
-    "Row",
-    "SensitivityTable",
-    "StepRecord",
-    "sensitivity",
-]
 
 # Part of every key; incremented when a record or the measurement changes.
 _VERSION: Final = 4
@@ -38,19 +29,8 @@ _VERSION: Final = 4
 OnStep = Callable[[int, int, int], None]
 
 
-class CheckpointSeries(Protocol):
-    """A run or an archive. With ``identity(step)`` and ``directory``, its profile is cached."""
-
-    @property
-    def steps(self) -> tuple[int, ...]:
-        """Ascending."""
-
-    def __getitem__(self, step: int, /) -> Checkpoint:
-        """Return the checkpoint of a step."""
-
-
 def sensitivity(
-    run: CheckpointSeries,
+    run: Run | Archive,
     metric: SensitivityMetric | str = "magnitude",
     *,
     steps: Iterable[int] | None = None,
@@ -62,7 +42,7 @@ def sensitivity(
     Parameters
     ----------
     run
-        The checkpoints.
+        The checkpoints. The profile of a run is cached.
     metric
         ``magnitude``, ``taylor``, ``fisher`` or ``update``.
     steps
@@ -131,8 +111,31 @@ def sensitivity(
     return Profile(metric=metric, steps=chosen, bytes_read=bytes_read, records=tuple(records), device=used)
 
 
+class Scores(NamedTuple):
+    """Scores of every parameter of one tensor.
+
+    Parameters
+    ----------
+    values
+        Non-negative float32, in the shape of the weight.
+    source
+        Input of the computation, if several are possible: ``gradient`` (recorded) or ``exp_avg`` (Adam's
+        first moment as a proxy) for `taylor`; ``uncorrected`` for a `fisher` without bias correction; else
+        None.
+    """
+
+    values: Tensor
+    source: str | None = None
+
+
 class StepScores:
-    """Scores of the tensors of a step, some relative to the step before; counts the bytes read."""
+    """Scores of the tensors of a step, some relative to the step before; counts the bytes read.
+
+    Notes
+    -----
+    O(n); computed in float32 by single operations. The first moment is used as stored, without bias
+    correction: this common factor changes no order and vanishes within tens of steps.
+    """
 
     def __init__(self, checkpoint: Checkpoint, previous: Checkpoint | None) -> None:
         self.checkpoint, self._previous = checkpoint, previous
@@ -167,17 +170,38 @@ class StepScores:
         if twin is not None and metric in (SensitivityMetric.TAYLOR, SensitivityMetric.FISHER):
             spec = self.checkpoint.spec(twin)
             weight = self._read(self.checkpoint, spec.key) if metric is SensitivityMetric.TAYLOR else None
-        if metric is SensitivityMetric.TAYLOR:
-            gradient = self._auxiliary(spec, TensorRole.GRADIENT)
-            first = self._auxiliary(spec, TensorRole.EXP_AVG) if gradient is None else None
-            return scores(metric, weight, gradient=gradient, exp_avg=first)
         if metric is SensitivityMetric.FISHER:
             second = self._auxiliary(spec, TensorRole.EXP_AVG_SQ)
-            beta2 = self.checkpoint.hyperparameters.get(spec.name, {}).get("beta2")
-            return scores(metric, exp_avg_sq=second, beta2=beta2, step=self._updates_of(spec))
+            return None if second is None else self._fisher(spec, _float32(second).abs())
+        if weight is None:
+            return None
+        values = _float32(weight)
+        if metric is SensitivityMetric.MAGNITUDE:
+            return Scores(values.abs())
         if metric is SensitivityMetric.UPDATE:
-            return scores(metric, weight, previous=self._read(self._previous, spec.key))
-        return scores(metric, weight)
+            previous = self._read(self._previous, spec.key)
+            if previous is None or previous.shape != weight.shape:
+                return None
+            return Scores((values - _float32(previous)).abs())
+        for role in (TensorRole.GRADIENT, TensorRole.EXP_AVG):
+            slope = self._auxiliary(spec, role)
+            if slope is not None:
+                return Scores((_float32(slope) * values).abs(), role.value)
+        return None
+
+    def _fisher(self, spec: TensorSpec, moment: Tensor) -> Scores:
+        """Correct the bias towards zero of Adam's early steps, if decay and step are known."""
+        beta2 = self.checkpoint.hyperparameters.get(spec.name, {}).get("beta2")
+        step = self._updates_of(spec)
+        if beta2 is None or step < 1 or not 0 <= beta2 < 1:
+            return Scores(moment, "uncorrected")
+        return Scores(moment / (1 - beta2**step))
+
+
+def _float32(tensor: Tensor) -> Tensor:
+    import torch
+
+    return magnitudes(tensor, torch.float32)
 
 
 def _block(spec: TensorSpec) -> str:
@@ -301,8 +325,8 @@ class SensitivityTable:
         Ascending.
     mean, p50, p99
         float32 ``[rows, steps]``; NaN where a row is absent or the metric is not defined.
-    n, n_nonfinite
-        int64 ``[rows, steps]``: finite scores, and those that are NaN or infinite and left out.
+    n_nonfinite
+        int64 ``[rows, steps]``: scores that are NaN or infinite and left out.
     sources
         Per step, what the scores came from, where there is a choice (`Scores.source`).
     """
@@ -315,7 +339,6 @@ class SensitivityTable:
     mean: NDArray[np.float32]
     p50: NDArray[np.float32]
     p99: NDArray[np.float32]
-    n: NDArray[np.int64]
     n_nonfinite: NDArray[np.int64]
     sources: tuple[str | None, ...]
 
@@ -359,14 +382,14 @@ class Profile:
         measured = [{row.row.name: row for row in record.rows[grouping]} for record in self.records]
         details = {name: found.row for rows in measured for name, found in rows.items()}
         values = np.full((3, len(details), len(self.steps)), np.nan, np.float32)
-        counts = np.zeros((2, len(details), len(self.steps)), np.int64)
+        n_nonfinite = np.zeros((len(details), len(self.steps)), np.int64)
         # A mean beyond float32 becomes infinite, as the scores themselves would.
         with np.errstate(over="ignore"):
             for row, name in enumerate(details):
                 for column, rows in enumerate(measured):
                     if name in rows:
                         values[:, row, column] = rows[name].summary[:3]
-                        counts[:, row, column] = rows[name].summary[3:]
+                        n_nonfinite[row, column] = rows[name].summary.n_nonfinite
         return SensitivityTable(
             metric=self.metric,
             grouping=grouping,
@@ -376,8 +399,7 @@ class Profile:
             mean=values[0],
             p50=values[1],
             p99=values[2],
-            n=counts[0],
-            n_nonfinite=counts[1],
+            n_nonfinite=n_nonfinite,
             sources=tuple(record.source for record in self.records),
         )
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 from inshrink_core.errors import EvaluatorError, InputError, StorageError
 from inshrink_core.evaluate.evaluator import Evaluation
@@ -95,9 +95,9 @@ class EvaluatedStep:
     restored: float
     drop: float | None
     divergence: float | None
+    restore_cost: float | None = None
     previous_drop: float | None
     previous_divergence: float | None
-    restore_cost: float | None = None
     previous_restore_cost: float | None = None
 
     @classmethod
@@ -160,6 +160,11 @@ class Comparison(Report):
     device: str = "cpu"
     unreadable: tuple[Skipped, ...] = ()
     measured_at: float | None = None
+
+    SHOWS: ClassVar = (
+        "unreadable steps metric direction max_drop max_divergence mean_divergence max_restore_cost device "
+        "measured_at"
+    )
 
     @classmethod
     def over(cls, steps: Sequence[EvaluatedStep], metric: str, direction: Direction, **more: Any) -> Self:

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-__all__ = ["DEFAULT_TIMEOUT_S", "Evaluation", "Evaluator", "StateEvaluator"]
-
 DEFAULT_TIMEOUT_S = 600.0
 
 _POLL_S = 0.1

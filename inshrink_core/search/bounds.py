@@ -217,18 +217,3 @@ def failure_of(
                 found=f"{figures[worst]:.4g}",
             )
     return None
-
-
-def passed_by_previous(limits: Mapping[str, float], comparison: Comparison) -> tuple[int, ...]:
-    """Return the steps that are not discriminative: the previous checkpoint keeps the limits there too.
-
-    Without limits, these are the steps at which the previous checkpoint does no worse than the archive.
-    """
-    found = []
-    for row in comparison.steps:
-        wanted = limits or {name: getattr(row, name) for name in FIGURES}
-        pairs = [(getattr(row, f"previous_{name}"), limit) for name, limit in wanted.items()]
-        known = [(baseline, limit) for baseline, limit in pairs if baseline is not None and limit is not None]
-        if known and all(baseline <= limit for baseline, limit in known):
-            found.append(row.step)
-    return tuple(found)

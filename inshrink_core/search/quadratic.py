@@ -13,7 +13,7 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -49,7 +49,8 @@ def sensitivities(
         Empty if neither is known. Means are over the finite values of a tensor.
     """
     weights = [spec for spec in checkpoint.specs if _is_weight(spec) and (keys is None or spec.key in keys)]
-    found = {spec.key: _mean(_second_moment(checkpoint, spec)) for spec in weights}
+    moments = {spec.key: checkpoint.auxiliary_spec(spec, TensorRole.EXP_AVG_SQ) for spec in weights}
+    found = {key: _mean(checkpoint[moment.key]) for key, moment in moments.items() if moment is not None}
     known = {key: value for key, value in found.items() if value is not None}
     if known or before is None:
         return known
@@ -66,12 +67,6 @@ def _is_weight(spec: TensorSpec) -> bool:
     return spec.role is TensorRole.WEIGHT and spec.dtype.startswith(("float", "bfloat")) and spec.numel > 0
 
 
-def _second_moment(checkpoint: Checkpoint, spec: TensorSpec) -> Tensor | None:
-    key = f"{spec.name}@{TensorRole.EXP_AVG_SQ.value}"
-    is_known = key in checkpoint and checkpoint.spec(key).shape == spec.shape
-    return checkpoint[key] if is_known else None
-
-
 def _movement(checkpoint: Checkpoint, before: Checkpoint, spec: TensorSpec) -> float | None:
     """Return the mean squared movement since the previous original."""
     if spec.key not in before or before.spec(spec.key).shape != spec.shape:
@@ -82,10 +77,8 @@ def _movement(checkpoint: Checkpoint, before: Checkpoint, spec: TensorSpec) -> f
     return _mean((now - then).square())
 
 
-def _mean(values: Tensor | None) -> float | None:
+def _mean(values: Tensor) -> float | None:
     """Return the mean of the finite values, in float64."""
-    if values is None:
-        return None
     import torch
 
     total, n = 0.0, 0
@@ -104,8 +97,6 @@ because metrics differ."""
 
 _LEAST: Final = 1e-300
 """Stand-in for a damage of zero, which has no logarithm."""
-
-T = TypeVar("T")
 
 
 class Curve(NamedTuple):
@@ -153,7 +144,8 @@ class Calibration:
         curves = self.curves[figure]
         if damage is None or not curves:
             return None
-        return damage * _nearest(curves, step).at(damage) if damage > 0 else 0.0
+        nearest = min(curves, key=lambda known: (abs(known - step), known))
+        return damage * curves[nearest].at(damage) if damage > 0 else 0.0
 
 
 def calibrate(trials: Sequence[Trial]) -> Calibration:
@@ -172,7 +164,3 @@ def calibrate(trials: Sequence[Trial]) -> Calibration:
         },
         n_trials=len(usable),
     )
-
-
-def _nearest(by_step: Mapping[int, T], step: int) -> T:
-    return by_step[min(by_step, key=lambda known: (abs(known - step), known))]

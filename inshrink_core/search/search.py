@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -36,7 +35,7 @@ from inshrink_core.search.measure import (
     sample_keys,
 )
 from inshrink_core.search.quadratic import damage_of, sensitivities
-from inshrink_core.search.space import Cube, CubePoint, Line, Settings, with_settings
+from inshrink_core.search.space import Cube, Line, Settings, with_settings
 from inshrink_core.search.trials import Measurer, Trial, TrialLog, checkpoint_digest
 from inshrink_core.search.walk import Outcome, Walk, walk_cube, walk_line
 
@@ -44,11 +43,6 @@ _LOG_NAME: Final = "search.jsonl"
 
 # Maximum number of values of a line that one search tries.
 _MAX_CHAINS: Final = 8
-
-# Maximum number of points of a cube that are measured for a target ratio. Estimates are within five percent
-# of the actual ratios and call these points equally small.
-_FRONTIER: Final = 12
-_SLACK: Final = 1.05
 
 
 def trial_log_of(run: Run, *, make: bool) -> TrialLog:
@@ -104,16 +98,6 @@ class Chain:
         """Raw bytes of the weights over their stored bytes, for all frames together."""
         nbytes = sum(trial.weights_nbytes for trial in self.trials)
         return sum(trial.raw_weights for trial in self.trials) / nbytes if nbytes else 0.0
-
-    @property
-    def drop(self) -> float | None:
-        """Drop of the worst step, or None if no step has one."""
-        return largest(self.trials, "drop")
-
-    @property
-    def divergence(self) -> float | None:
-        """Divergence of the worst step, or None if no step has one."""
-        return largest(self.trials, "divergence")
 
     def to_json(self) -> dict[str, Any]:
         """Return the value of ``best`` in ``inshrink search --json``.
@@ -310,49 +294,6 @@ def best_within(
     else:
         n_points = len(space.points())
         chains.most = 1 + min(budget or n_points, n_points)
-        best = walk_cube(chains.walk(space, budget), space, _ratio_of(chains, space))
+        best = walk_cube(chains.walk(space, budget), space, lambda point: chains.ratio(space.settings(point)))
     chains.most = len(chains.known) + 1  # the default's chain is the last one
     return None if best is None else best.result
-
-
-def best_reaching(chains: ChainTrials, space: Cube | Line, target: float) -> Chain | None:
-    """Return the chain of smallest divergence (else drop) whose ratio reaches the target.
-
-    Estimates without the evaluator select the finest points that may reach it.
-    """
-    if isinstance(space, Line):
-        candidates = _reaching_on_line(chains, space, target)
-    else:
-        ratio_of = _ratio_of(chains, space)
-        reaching = [point for point in space.points() if ratio_of(point) * _SLACK >= target]
-        frontier = [p for p in reaching if not any(o != p and space.is_finer(o, p) for o in reaching)]
-        candidates = [space.settings(point) for point in sorted(frontier, key=ratio_of)[:_FRONTIER]]
-    chains.most = len(candidates) + 1
-    found = [chains.chain(item, to_the_end=True) for item in candidates]
-    return min((item for item in found if item.ratio_weights >= target), key=_faithfulness, default=None)
-
-
-def _reaching_on_line(chains: ChainTrials, line: Line, target: float) -> list[Settings]:
-    """Return the finest value of a line that reaches a ratio; encode every step but evaluate none."""
-
-    def measure(point: float) -> Outcome[float]:
-        chain = with_settings(chains.base, line.settings(point))
-        steps = encode_chain(chain, map(chains.checkpoints, chains.steps), initial=chains.initial)
-        sizes = [(item.raw_weights, item.weights_nbytes) for item in steps]
-        raw, nbytes = map(sum, zip(*sizes, strict=True))
-        ratio = raw / nbytes if nbytes else 0.0
-        return Outcome(point, ratio < target, ratio, ratio / target)
-
-    walk = Walk(measure, 2 * _MAX_CHAINS)
-    walk_line(walk, line.point_of(chains.base.config), enough=1.0, power=1.0, tolerance=1.02, aim=1.005)
-    return [line.settings(point) for point in sorted(o.point for o in walk.outcomes if not o.within)[:1]]
-
-
-def _ratio_of(chains: ChainTrials, cube: Cube) -> Callable[[CubePoint], float]:
-    return functools.cache(lambda point: chains.ratio(cube.settings(point)))
-
-
-def _faithfulness(chain: Chain) -> tuple[float, float]:
-    """Return a sort key: divergence, or drop for chains without a divergence."""
-    divergence, drop = (math.inf if item is None else item for item in (chain.divergence, chain.drop))
-    return divergence, drop

@@ -133,10 +133,6 @@ def walk_line(
     start: float,
     *,
     most: float = _LIMITS[1],
-    power: float = _POWER,
-    aim: float = _AIM,
-    tolerance: float = _TOLERANCE,
-    enough: float = _ENOUGH,
 ) -> Outcome[float] | None:
     """Return the coarsest value that keeps the bounds, to a few percent.
 
@@ -148,10 +144,6 @@ def walk_line(
         Start of the walk: the coarseness of the last checkpoint.
     most
         Coarsest value to try.
-    power
-        Power of the value that figures are assumed to grow with, until two measurements exist.
-    aim, tolerance, enough
-        Share of a bound to aim at, and the criteria for the end of the walk.
 
     Notes
     -----
@@ -171,13 +163,13 @@ def walk_line(
             # Equal figures mean equal states; only names in the frame differ.
             flat = known is not None and last.usage == known.usage
             plateaus |= {last.within} if flat else set()
-            if len(plateaus) == 2 or (last.within and last.usage >= enough):
+            if len(plateaus) == 2 or (last.within and last.usage >= _ENOUGH):
                 break
             within, broken = (last, broken) if last.within else (within, last)
-            if within is not None and broken is not None and broken.point <= within.point * tolerance:
+            if within is not None and broken is not None and broken.point <= within.point * _TOLERANCE:
                 break
             ends = [outcome.point for outcome in (within, broken) if outcome is not None]
-            at = min(_next(last, within, broken, power, aim, flat), three_digits(most))
+            at = min(_next(last, within, broken, flat), three_digits(most))
             if at in (last.point, *ends):
                 break
     return walk.best
@@ -187,18 +179,17 @@ def _next(
     last: Outcome[float],
     within: Outcome[float] | None,
     broken: Outcome[float] | None,
-    power: float,
-    aim: float,
     flat: bool,
 ) -> float:
-    """Return ``p (aim / u)^(1 / k)`` for the last value p of usage u, within the known bracket.
+    """Return ``p (_AIM / u)^(1 / k)`` for the last value p of usage u, within the known bracket.
 
-    Two measurements (p₁, u₁) and (p₂, u₂) give ``k = log(u₂ / u₁) / log(p₂ / p₁)``; before, k is `power`.
+    Two measurements (p₁, u₁) and (p₂, u₂) give ``k = log(u₂ / u₁) / log(p₂ / p₁)``; before, k is `_POWER`.
     """
+    power = _POWER
     inner = math.log(broken.point / within.point) if within is not None and broken is not None else 0.0
     if within is not None and broken is not None and within.usage > 0 and math.isfinite(broken.usage):
         power = min(max(math.log(broken.usage / within.usage) / inner, _POWERS[0]), _POWERS[1])
-    factor = (aim / last.usage) ** (1 / power) if last.usage > 0 else math.inf
+    factor = (_AIM / last.usage) ** (1 / power) if last.usage > 0 else math.inf
     guess = last.point * min(max(factor, 1 / _MAX_FACTOR), _MAX_FACTOR)
     if within is not None and broken is not None:
         # A measurement near an end of the bracket adds little information.

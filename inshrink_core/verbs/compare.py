@@ -5,9 +5,8 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, field
-from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from inshrink_core.errors import InputError, InshrinkError
 from inshrink_core.evaluate import EvaluatorRequest
@@ -18,12 +17,11 @@ from inshrink_core.evaluate.comparison import (
     OriginalEvaluations,
     compared_steps,
 )
-from inshrink_core.evaluate.evaluator import Evaluation, Evaluator
+from inshrink_core.evaluate.evaluator import Evaluator
 from inshrink_core.execution.progress import Counter
 from inshrink_core.metrics import Direction
 from inshrink_core.report import Part, Report, parts_of, plain_value
 from inshrink_core.request import Option, Request, python_call
-from inshrink_core.text import steps_in_short
 from inshrink_core.verbs.shared.groups import (
     AnyArchive,
     AnyRun,
@@ -56,8 +54,6 @@ class Comparisons(Report):
     ----------
     archives
         Path and comparison of each.
-    passed
-        By path of an archive, its steps that are not discriminative: the previous-checkpoint baseline passes.
     failed
         By path of an archive that could not be compared, beside others that could, the reason.
     failure
@@ -70,7 +66,6 @@ class Comparisons(Report):
     """
 
     archives: tuple[tuple[str, Comparison], ...]
-    passed: Mapping[str, Sequence[int]] = field(default_factory=dict)
     failed: Mapping[str, str] = field(default_factory=dict)
     failure: InshrinkError | None = None
 
@@ -93,26 +88,8 @@ class Comparisons(Report):
         """Yield one row per step of each archive, and the largest figures."""
         for path, comparison in self.archives:
             yield "archive", path
-            yield from parts_of("unreadable", plain_value(comparison.unreadable))
-            rows = [{name: getattr(row, name) for name in _COLUMNS} for row in comparison.steps]
-            yield from parts_of("steps", rows)
-            document = comparison.to_json()
-            for key in _FACTS:
-                yield from parts_of(key, document[key])
-            if passed := self.passed.get(path):
-                steps = steps_in_short(passed)
-                yield f"≈ the previous checkpoint does as well at steps {steps}, which therefore prove little"
+            yield from comparison.shown()
         yield from parts_of("failed", dict(self.failed))
-
-
-_FACTS: Final = (
-    *("metric", "direction", "max_drop", "max_divergence", "mean_divergence", "max_restore_cost"),
-    *("device", "measured_at"),
-)
-_COLUMNS: Final = (
-    *("step", "original", "restored", "drop", "divergence", "restore_cost"),
-    *("previous_drop", "previous_divergence"),
-)
 
 
 @dataclass(frozen=True)
@@ -135,8 +112,7 @@ class CompareArchives(Sparing, Bounding, Stepping, Asking, EvaluatorRequest, Ope
     EvaluatorError
         The evaluator failed.
     StorageError
-        The disk has no room for the predictions of the originals, which several archives share in a temporary
-        folder.
+        The disk has no room for the predictions of the originals, which a temporary folder holds.
 
     Notes
     -----
@@ -173,7 +149,7 @@ class CompareArchives(Sparing, Bounding, Stepping, Asking, EvaluatorRequest, Ope
     def perform(self) -> Comparisons:
         """Compare the archives, and check the bounds."""
         from inshrink_core.formats import unreadable_error
-        from inshrink_core.search.bounds import failure_of, passed_by_previous
+        from inshrink_core.search.bounds import failure_of
 
         opened = [self.opened_archive(archive) for archive in self.archives]
         if not opened:
@@ -195,16 +171,11 @@ class CompareArchives(Sparing, Bounding, Stepping, Asking, EvaluatorRequest, Ope
             self.resolve(run) as evaluator,
             tempfile.TemporaryDirectory(prefix="inshrink-compare-") as folder,
         ):
-
-            def evaluated(step: int) -> Evaluation:
-                return evaluator.evaluate(run[step])
-
-            originals = OriginalEvaluations(evaluated, Path(folder))
-            known = originals if len(opened) > 1 else lru_cache(2)(evaluated)
+            originals = OriginalEvaluations(lambda step: evaluator.evaluate(run[step]), Path(folder))
             for archive, common in zip(opened, chosen, strict=True):
                 path = str(archive.path)
                 try:
-                    found.append((path, self._compared(archive, run, common, evaluator, known, tell)))
+                    found.append((path, self._compared(archive, run, common, evaluator, originals, tell)))
                 except InshrinkError as error:
                     errors[path] = error
             originals.clear()
@@ -218,7 +189,6 @@ class CompareArchives(Sparing, Bounding, Stepping, Asking, EvaluatorRequest, Ope
         ]
         return Comparisons(
             archives=tuple(found),
-            passed={path: passed_by_previous(limits, comparison) for path, comparison in found},
             failed={path: str(error) for path, error in errors.items()},
             failure=next((failure for failure in failures if failure is not None), None),
         )
@@ -229,11 +199,11 @@ class CompareArchives(Sparing, Bounding, Stepping, Asking, EvaluatorRequest, Ope
         run: Run,
         steps: Sequence[int],
         evaluator: Evaluator,
-        known: Callable[[int], Evaluation],
+        originals: OriginalEvaluations,
         tell: Callable[[EvaluatedStep, Mapping[str, Any]], None],
     ) -> Comparison:
         """Compare an archive at some steps; reuse stored results, and store new ones."""
-        store = Measurements.of_archive(archive, run.directory, make=True)
+        store = Measurements.of_archive(archive)
         measured_by = EvaluatorId.of(evaluator)
         before = _previous(archive, run)
         question = question_of(measured_by, run, steps, before)
@@ -251,7 +221,7 @@ class CompareArchives(Sparing, Bounding, Stepping, Asking, EvaluatorRequest, Ope
         if had is not None and not missing:
             device = had.comparison.device
         view, fresh, errors = archive.sequential(), list[EvaluatedStep](), dict[int, float]()
-        rows = compared_steps(known, lambda step: evaluator.evaluate(view[step]), missing, evaluator.spec)
+        rows = compared_steps(originals, lambda step: evaluator.evaluate(view[step]), missing, evaluator.spec)
         try:
             for row, original in rows:
                 fresh.append(row)

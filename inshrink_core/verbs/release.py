@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
 from inshrink_core.checkpoint import Checkpoint
 from inshrink_core.errors import CheckFailedError, InputError, InshrinkError, StorageError, named
@@ -124,15 +124,7 @@ class ReleaseReport(Report):
         return tuple(row.step for row in self.steps if row.released)
 
     KEYS: ClassVar = "run archive applied released bytes_freed=freed steps finished problems left_out seconds"
-    SHOWS: ClassVar = "problems left_out steps=plan applied finished released bytes_freed seconds"
-
-    @property
-    def plan(self) -> list[dict[str, Any]]:
-        """One row per checkpoint, without its path."""
-        return [
-            {"step": row.step, "bytes": row.nbytes, "exact": row.exact, "error": row.errors, "why": row.why}
-            for row in self.steps
-        ]
+    SHOWS: ClassVar = "problems left_out steps applied finished released bytes_freed seconds"
 
     @property
     def failure(self) -> CheckFailedError | None:

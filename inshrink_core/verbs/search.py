@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import KW_ONLY, asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 
 from inshrink_core.checkpoint import MODEL_ROLES
 from inshrink_core.errors import CheckFailedError, InputError
@@ -19,7 +18,7 @@ from inshrink_core.evaluate import EvaluatorRequest
 from inshrink_core.execution.results import write_atomic
 from inshrink_core.report import OMITTED, Report
 from inshrink_core.request import Option, Request, python_call
-from inshrink_core.text import UNKNOWN, printable, ratio
+from inshrink_core.text import ratio
 from inshrink_core.verbs.shared.groups import (
     Bounding,
     Computing,
@@ -103,14 +102,10 @@ class SearchReport(Report):
     default, default_keeps
         The chain of the codec's defaults, and whether it keeps the bounds.
     by_step
-        Result of ``compress`` under the same bounds, with settings per step; None for a target ratio, a
-        budget, and codecs other than the lattice.
-    binding
-        Figure closest to its limit; None for a target ratio.
+        Result of ``compress`` under the same bounds, with settings per step; None for a budget, and codecs
+        other than the lattice.
     bounds
         Limits asked for. Without bounds this key, ``evaluations``, ``decided`` and ``max_…`` are absent.
-    target_ratio
-        The requested ratio; None if bounds were given.
     metric
         Metric that is compared.
     direction
@@ -138,9 +133,7 @@ class SearchReport(Report):
     default: Chain
     default_keeps: bool = field(metadata=OMITTED)
     by_step: ByStep | None
-    binding: Binding | None
     bounds: Bounds
-    target_ratio: float | None
     metric: str
     direction: str
     steps: tuple[int, ...]
@@ -153,8 +146,7 @@ class SearchReport(Report):
     output: Path | None = field(default=None, metadata=OMITTED)
 
     SHOWS: ClassVar = (
-        "bounds target_ratio best=found figures=figures decided_by=binding "
-        "ratio_by_default=default.ratio_weights default_keeps_the_bounds=default_keeps "
+        "bounds best ratio_by_default=default.ratio_weights default_keeps_the_bounds=default_keeps "
         "ratio_by_step=by_step.ratio_weights metric direction steps "
         "where_the_previous_checkpoint_keeps_them_too=not_discriminative evaluations "
         "seconds device"
@@ -171,12 +163,6 @@ class SearchReport(Report):
         """The error without a best configuration; None with one."""
         if self.best is not None:
             return None
-        if self.target_ratio is not None:
-            return CheckFailedError(
-                f"no configuration reaches a ratio of {self.target_ratio:g}",
-                found=f"at most {max((trial.ratio_weights for trial in self.trials), default=0.0):.3g}",
-                remedy="ask for less, or try another --codec",
-            )
         return CheckFailedError(
             "no configuration keeps the bounds at every step",
             remedy="`inshrink compress` with the same bounds stores such steps exactly; or loosen the bounds",
@@ -220,17 +206,6 @@ class SearchReport(Report):
         }
         return Report.to_json(self) | shown
 
-    @property
-    def found(self) -> str:
-        """Short text of the best configuration."""
-        return "none" if self.best is None else printable(describe(self.best.to_json()["config"]))
-
-    @property
-    def figures(self) -> dict[str, float | None]:
-        """Ratios of the best configuration, and its figures at the worst step."""
-        known = {} if self.best is None else {"ratio_total": self.ratio_total, **self.best.to_json()}
-        return {name: value for name, value in known.items() if name != "config"}
-
     def remarks(self) -> Iterator[str]:
         """Yield the next command, and the notes."""
         from inshrink_core.search.bounds import option_of
@@ -243,55 +218,6 @@ class SearchReport(Report):
         yield from (f"note: {note}" for note in self.notes)
 
 
-class Binding(NamedTuple):
-    """The step closest to its bound.
-
-    Parameters
-    ----------
-    step
-        Training step.
-    figure
-        ``drop``, ``divergence`` or ``restore_cost``.
-    usage
-        Its share of the limit.
-    """
-
-    step: int
-    figure: str
-    usage: float
-
-
-def _binding(chain: Chain, bounds: Bounds) -> Binding | None:
-    """Return the step of a chain that is closest to its bound; None without comparable bounds."""
-    found = [
-        Binding(trial.step, name, value / limit)
-        for trial in chain.trials
-        for name, limit in bounds.limits.items()
-        if (value := getattr(trial, name)) is not None and 0 < limit < math.inf
-    ]
-    return max(found, key=lambda row: row.usage, default=None)
-
-
-def describe(config: Mapping[str, Any]) -> str:
-    """Return a short text of a configuration: its settings, and those of layer types.
-
-    Examples
-    --------
-    >>> describe({"codec": "lattice", "settings": {"coarseness": 2.5}})
-    'coarseness 2.5'
-    """
-    words = [f"{name} {_short(value)}" for name, value in config.get("settings", {}).items()]
-    for override in config.get("override", []):
-        chosen = override.get("layer_type") or override.get("match", "*")
-        values = [_short(value) for name, value in override.items() if name not in ("layer_type", "match")]
-        words.append(f"{chosen} {' '.join(values)}")
-    return ", ".join(words) or str(config.get("codec", UNKNOWN))
-
-
-def _short(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
 @dataclass(frozen=True)
 class Search(Stepping, Bounding, Writing, EvaluatorRequest, Computing, Reading, Request[SearchReport]):
     """Find the configuration with the largest ratio whose restored steps keep a bound.
@@ -300,9 +226,6 @@ class Search(Stepping, Bounding, Writing, EvaluatorRequest, Computing, Reading, 
     ----------
     run
         The run to search on.
-    target_ratio
-        Minimize the divergence at this ratio, instead of a bound. Without both, the restore cost is bounded
-        by 0.003.
     output
         File of the result, for compress --config.
     budget
@@ -311,7 +234,7 @@ class Search(Stepping, Bounding, Writing, EvaluatorRequest, Computing, Reading, 
     Raises
     ------
     InputError
-        Bounds and a target are both given, or the codec has no tunable parameter.
+        No bound is finite, or the codec has no tunable parameter.
     EvaluatorError, UntrustedCodeError
         The evaluator failed, or lacks consent to run.
 
@@ -333,21 +256,17 @@ class Search(Stepping, Bounding, Writing, EvaluatorRequest, Computing, Reading, 
     >>> report = inshrink_core.search(
     ...     run, max_drop=0.02, steps=run.steps[-2:], output=f"{folder.name}/search.json"
     ... )
-    >>> report.best.divergence <= report.bounds.max_divergence
+    >>> report.failure is None
     True
     >>> folder.cleanup()
     """
 
     run: RunLike
     _: KW_ONLY
-    target_ratio: Annotated[float | None, Option(metavar="RATIO")] = None
     output: Annotated[PathLike | None, Option(("--output", "-o"), metavar="FILE")] = None
     budget: Annotated[int | None, Option(least=1)] = None
 
-    EXAMPLES: ClassVar = (
-        "inshrink search runs/digits --trust-run --max-drop 0.01 -o search.json",
-        "inshrink search runs/digits --target-ratio 30 --evaluator judge.py:evaluate",
-    )
+    EXAMPLES: ClassVar = ("inshrink search runs/digits --trust-run --max-drop 0.01 -o search.json",)
     INTERRUPTED: ClassVar = "measured trials are kept, and the same command continues"
     UNIT: ClassVar = "trials"
 
@@ -359,7 +278,8 @@ class Search(Stepping, Bounding, Writing, EvaluatorRequest, Computing, Reading, 
         from inshrink_core.search.trials import BoundEvaluator
 
         started = time.perf_counter()
-        self._check()
+        if not self.bounds.limits:
+            raise InputError("there is nothing to search for", remedy="give a bound that is finite")
         opened = self.opened_run(self.run).matched()
         chosen = choose_steps(opened, steps_of(opened, self.steps))
         base = self.chain_config(device=self.device, threads=self.threads)
@@ -384,24 +304,21 @@ class Search(Stepping, Bounding, Writing, EvaluatorRequest, Computing, Reading, 
     def _searched(self, run: Run, chains: ChainTrials, space: Cube | Line, started: float) -> SearchReport:
         """Find the best chain, measure those of the defaults and of settings by step, and report on them."""
         from inshrink_core.search.bounded import MAX_TRIALS
-        from inshrink_core.search.search import best_reaching, best_within
+        from inshrink_core.search.search import best_within
         from inshrink_core.search.space import Line
 
         notes: list[str] = []
         not_discriminative = tuple(step for step in chains.steps if chains.is_not_discriminative(step))
         discriminative = len(not_discriminative) + 1 < len(chains.steps) or len(chains.steps) == 1
-        is_by_step = self.target_ratio is None and self.budget is None and isinstance(space, Line)
+        is_by_step = self.budget is None and isinstance(space, Line)
         chains.after = MAX_TRIALS * len(chains.steps) if is_by_step else 0
-        if self.target_ratio is not None:
-            best = best_reaching(chains, space, self.target_ratio)
-        else:
-            best = best_within(chains, space, self.budget, discriminative=discriminative)
-            notes += [] if discriminative else [_NO_EVIDENCE]
+        best = best_within(chains, space, self.budget, discriminative=discriminative)
+        notes += [] if discriminative else [_NO_EVIDENCE]
         point: Any = space.point_of(chains.base.config)
         default = chains.chain({} if point is None else space.settings(point), to_the_end=True)
         is_kept = chains.keeps(default)
         is_smaller = best is None or best.ratio_weights < default.ratio_weights
-        if self.target_ratio is None and is_kept and is_smaller:
+        if is_kept and is_smaller:
             best = default
             notes.append(_NOTHING_BETTER)
         by_step = self._by_step(run, chains) if is_by_step else None
@@ -413,9 +330,7 @@ class Search(Stepping, Bounding, Writing, EvaluatorRequest, Computing, Reading, 
             default=default,
             default_keeps=is_kept,
             by_step=by_step,
-            binding=None if self.target_ratio is not None else _binding(best or default, chains.bounds),
             bounds=chains.bounds,
-            target_ratio=self.target_ratio,
             metric=chains.evaluator.metric,
             direction=chains.evaluator.direction,
             steps=chains.steps,
@@ -478,25 +393,11 @@ class Search(Stepping, Bounding, Writing, EvaluatorRequest, Computing, Reading, 
 
     @property
     def bounds(self) -> Bounds:
-        """The bounds; without any and without a target, the default of `inshrink compress`."""
+        """The bounds; without any, the default of `inshrink compress`."""
         from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST, Bounds
 
-        asked = self.max_drop, self.max_divergence, self.max_restore_cost
-        if self.target_ratio is not None or asked != (None, None, None):
-            return super().bounds
-        return Bounds(max_restore_cost=DEFAULT_MAX_RESTORE_COST)
-
-    def _check(self) -> None:
-        """Refuse a request without a goal, or with contradicting ones."""
-        target, bounded = self.target_ratio, bool(super().bounds.limits)
-        if target is None and not self.bounds.limits:
-            raise InputError("there is nothing to search for", remedy="give a bound that is finite")
-        if target is not None and bounded:
-            raise InputError(
-                "a target ratio and bounds were both given", remedy="give --target-ratio or bounds, not both"
-            )
-        if target is not None and not 1 <= target < float("inf"):
-            raise InputError("--target-ratio is not a ratio", expected="a number from 1", found=str(target))
+        asked = super().bounds
+        return Bounds(max_restore_cost=DEFAULT_MAX_RESTORE_COST) if asked == Bounds() else asked
 
 
 search = python_call(Search)

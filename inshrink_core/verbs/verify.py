@@ -266,12 +266,11 @@ class Verify(Sparing, InParts, Decoding, Request[Verification]):
 
     def _store(self, archive: Archive, against: Run | None, report: Verification) -> None:
         """Store the report; the errors of all tensors would be large, so store only their numbers."""
-        directory = None if against is None else against.directory
         document = report.to_json()
         errors = document.pop("errors")
         document["tensors"] = {"all": len(errors), "exact": sum(row["bit_exact"] for row in errors)}
         question = {"deep": self.deep, "against": against is not None}
-        Measurements.of_archive(archive, directory, make=True).add("verify", question, document)
+        Measurements.of_archive(archive).add("verify", question, document)
 
     def _compared(
         self,

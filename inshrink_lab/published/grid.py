@@ -79,7 +79,7 @@ class GridReference(ShapedReference):
         """Return the grid."""
         points = self.grid.levels().astype(np.float64)
         step_size = float(points[1] - points[0]) if points.size > 1 else None
-        return Levels("grid", np.unique(points), step_size, symbols=self.symbols.numpy())
+        return Levels("grid", np.unique(points), step_size)
 
 
 def level_numbers(values: Floats, grid: Grid) -> Symbols:

@@ -1,6 +1,5 @@
 """Anatomy of one tensor; and curves of very many values keep what shows."""
 
-import json
 import math
 
 import numpy as np
@@ -8,10 +7,9 @@ import pytest
 import torch
 
 import inshrink_core
-from inshrink_core.analysis.anatomy import N_BINS, N_ROWS, anatomy, row_means, value_histogram
-from inshrink_core.analysis.levels import entropy_of_symbols, levels_of
+from inshrink_core.analysis.anatomy import N_BINS, N_ROWS, anatomy, levels_of, row_means, value_histogram
 from inshrink_core.analysis.thinning import thinned
-from inshrink_core.codec import PROTECTED, PRUNED, QUANTIZED
+from inshrink_core.codec import PROTECTED, QUANTIZED
 from inshrink_core.errors import ConfigError, InputError, NotFoundError
 from inshrink_core.formats import open_run
 from inshrink_core.report import plain_value
@@ -58,7 +56,6 @@ def test_every_value_is_in_one_bin_and_in_one_part():
 def test_values_that_are_not_finite_are_counted_apart():
     found = value_histogram(torch.tensor([1.0, float("nan"), float("inf"), 2.0]), QUANTIZED)
     assert (found.counts.sum(), found.n_nonfinite, found.parts[1].n) == (2, 2, 4)
-    assert found.parts[1][3:] == (1.0, 2.0)
 
 
 @pytest.mark.parametrize(
@@ -76,38 +73,15 @@ def test_values_that_are_not_finite_are_counted_apart():
         torch.randn(6).bfloat16(),
     ],
 )
-def test_tensors_of_every_kind_have_a_histogram_that_is_json(values):
+def test_tensors_of_every_kind_have_a_histogram(values):
     found = value_histogram(values, PROTECTED)
     assert found.counts.sum() + found.n_nonfinite == values.numel()
-    json.dumps(found.to_json(), allow_nan=False)
-
-
-def test_the_range_of_a_part_is_that_of_its_magnitudes():
-    found = value_histogram(torch.tensor([-0.1, 0.2, -5.0]), np.array([0, 0, 2], np.uint8))
-    assert found.parts[PRUNED][3:] == pytest.approx((0.1, 0.2))
-    assert found.parts[QUANTIZED][1:] == (0, 0.0, None, None)
-    assert found.parts[PROTECTED].share == pytest.approx(1 / 3)
-
-
-# Levels and entropy
-
-
-def grid_state(symbols):
-    state = torch.tensor(symbols, dtype=torch.uint8)
-    return GridReference(dtype="float32", shape=(len(symbols),), symbols=state, grid=Grid(2, 0.0, 3.0))
-
-
-def test_the_entropy_of_symbols_is_given_those_before_where_there_are_any():
-    # Four symbols, equally often: two bits.
-    assert entropy_of_symbols(grid_state([0, 1, 2, 3] * 5), None) == pytest.approx(2.0)
-    before = grid_state([0, 0, 1, 1])
-    assert entropy_of_symbols(grid_state([2, 2, 3, 3]), before) == pytest.approx(0.0)
-    # Of each group of two, one goes this way and one that way: one bit.
-    assert entropy_of_symbols(grid_state([2, 3, 2, 3]), before) == pytest.approx(1.0)
 
 
 def test_a_grid_shows_its_levels_and_the_way_between_them():
-    levels = levels_of(grid_state([0, 1]))
+    state = torch.tensor([0, 1], dtype=torch.uint8)
+    reference = GridReference(dtype="float32", shape=(2,), symbols=state, grid=Grid(2, 0.0, 3.0))
+    levels = levels_of(reference, "uniform/1")
     assert levels.points.tolist() == [0.0, 1.0, 2.0, 3.0]
     assert levels.step_size == 1.0
 
@@ -123,9 +97,6 @@ def test_a_codebook_is_shown_with_what_is_pruned_and_protected(run):
     assert shares(seen)["pruned"] == pytest.approx(0.25, abs=0.01)
     # By magnitude or by sensitivity: at most twice the fraction.
     assert 0.04 < shares(seen)["protected"] <= 0.1
-    pruned, quantized, _ = seen.histogram.parts
-    assert pruned.largest <= quantized.smallest
-    assert 0 < seen.entropy < 4
 
 
 def test_a_lattice_is_shown_with_its_step_and_its_cost(run):
@@ -133,24 +104,21 @@ def test_a_lattice_is_shown_with_its_step_and_its_cost(run):
     assert (seen.codec, seen.level_kind) == ("lattice", "lattice")
     assert seen.step_size > 0
     assert seen.bits_per_weight == 8 * seen.nbytes / 24576
-    # Contexts make the stream smaller than the entropy of the changes, headers make it larger.
-    assert seen.bits_per_weight == pytest.approx(seen.entropy, rel=0.1)
     assert (seen.kind, anatomy(run, run.steps[0], KEY).kind) == ("delta", "keyframe")
 
 
 def test_what_a_codec_leaves_exact_is_shown_as_protected(run):
     seen = anatomy(run, 400, "fc1.bias", "inshrinkerator")
-    assert (seen.level_kind, shares(seen)["protected"], seen.entropy) == ("exact", 1.0, None)
+    assert (seen.level_kind, shares(seen)["protected"]) == ("exact", 1.0)
     moment = anatomy(run, 400, f"{KEY}@exp_avg", "inshrinkerator")
     assert (moment.codec, moment.level_kind) == ("lossless", "exact")
 
 
 @pytest.mark.parametrize("codec", ["lossless", "uniform", "excp", "qd", "lc-checkpoint", "context"])
-def test_every_codec_has_an_anatomy_that_is_json(run, codec):
+def test_every_codec_has_an_anatomy(run, codec):
     seen = anatomy(run, 400, "conv2.weight", codec)
     assert seen.histogram.counts.sum() == seen.spec.numel
     assert (seen.level_kind == "exact") == (codec == "lossless")
-    json.dumps(seen.to_json(), allow_nan=False)
 
 
 def test_settings_for_one_tensor_are_those_of_its_override(run):
@@ -254,7 +222,6 @@ def test_an_archive_without_its_originals_cannot_say_how_far_it_is_off(run, arch
     reported = anatomy(archives["lattice"], step, KEY, against=run)
     assert 0 < reported.relative_error < 0.5
     assert reported.rows.size == min(N_ROWS, reported.spec.shape[0])
-    json.dumps(reported.to_json(), allow_nan=False)
 
 
 def test_few_values_stay_as_they_are():

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from inshrink_core.analysis.findings import findings, learning_rates
+from inshrink_core.analysis.findings import findings
 
 STEPS = (100, 400, 900)
 
@@ -102,27 +102,10 @@ def test_what_says_nothing_of_the_loss_is_not_called_sensitivity(metric, carried
     )
 
 
-@pytest.mark.parametrize(
-    ("rates", "said"),
-    [
-        (None, "slowed down 8 times since step 20."),
-        ([8.0, 1.0], "slowed down 8 times since step 20 with the learning rate."),
-        ([1.0, 1.0], "slowed down 8 times since step 20, and slowed down 8 times beside the learning rate."),
-    ],
-)
-def test_movement_is_told_as_a_speed_and_beside_the_learning_rate(rates, said):
-    steps = (10, 20, 30, 70)
+def test_movement_is_told_as_a_speed():
     moved = np.array([[np.nan, 8.0, 8.0, 4.0]])  # over 10, 10 and 40 steps of training
-    log = {} if rates is None else {"train/lr": [(step, rates[step > 30]) for step in range(1, 71)]}
-    paces = learning_rates(log, steps)
-    told = findings("update", "tensor", ["a"], [1], steps, moved, paces).sentence()
-    assert told.endswith(f"It has {said}")
-
-
-def test_a_training_that_logged_no_learning_rate_has_none():
-    assert learning_rates({"loss": [(1, 1.0)], "colour": [(1, 2.0)], "lr": [(1, math.nan)]}, (1, 2)) is None
-    paces = learning_rates({"lr-AdamW": [(0, 1.0), (10, 0.0)]}, (0, 10))
-    assert paces[1] == pytest.approx(5.0)
+    told = findings("update", "tensor", ["a"], [1], (10, 20, 30, 70), moved).sentence()
+    assert told.endswith("It has slowed down 8 times since step 20.")
 
 
 def test_only_curvature_says_what_a_bit_is_worth():

@@ -232,12 +232,12 @@ def compared_row(**changes: Any) -> EvaluatedStep:
 
 
 def keep_comparison(
-    archive: Path, run: Path, rows: Sequence[EvaluatedStep], *, name: str = "judge.py:f", metric: str = "loss"
+    archive: Path, rows: Sequence[EvaluatedStep], *, name: str = "judge.py:f", metric: str = "loss"
 ) -> None:
     """Keep a comparison of an archive as the engine does."""
     asked = {"evaluator": "0" * 16, "name": name, "run": {}, "before": {}}
     found = Compared(metric=metric, direction=Direction.LOWER, device="cpu", steps=tuple(rows))
-    store = Measurements.of_archive(Archive.open(archive), run, make=True)
+    store = Measurements.of_archive(Archive.open(archive))
     store.add("compare", asked, plain_value(found))
 
 

@@ -33,7 +33,6 @@ def document(**changes: Any) -> dict[str, Any]:
     return {
         "best": {"config": config(2.0)},
         "bounds": {"drop": 0.01, "divergence": 0.003},
-        "target_ratio": None,
         "steps": list(STEPS),
         "not_discriminative": [20, 30],
         "evaluations": 9,

@@ -208,11 +208,11 @@ def test_the_bundled_sample_needs_no_consent(root, jobs):
     app = explorer("run", run=str(SAMPLE), chain="range", codec="uniform")
     first, *_, last = services.load_subject(str(SAMPLE)).steps[-8:]
     app.select_slider(key="search.range").set_value((first, last))
-    app.toggle(key="search.by_ratio").set_value(True).run()
+    app.run()
     app.button(key="search.start").click().run()
     assert not jobs.started[-1].trusted
-    assert (option(jobs.last, "--target-ratio"), option(jobs.last, "--codec")) == ("30.0", "uniform")
-    assert not {"--max-drop", "--max-restore-cost", "--trust-run"} & set(jobs.last)
+    assert option(jobs.last, "--codec") == "uniform"
+    assert "--trust-run" not in jobs.last
     assert len(str(option(jobs.last, "--steps")).split(",")) == 8
 
 
@@ -461,14 +461,10 @@ def test_trials_of_a_configuration_become_one_point_and_the_last_word_counts(job
     assert found.best is None
 
 
-def test_a_failure_or_a_missing_figure_keeps_no_bound_and_a_ratio_is_judged_by_itself(jobs):
+def test_a_failure_or_a_missing_figure_keeps_no_bound(jobs):
     rows = [trial(10, 1.0, failure="NaN", drop=None, divergence=None), trial(10, 2.0, divergence=None)]
     found = services.searched(RUN, put(jobs, RUN.path, result=document(trials=rows, best=None)))
     assert [one.keeps for one in found.points] == [False, False]
-    told = document(best=None, bounds={"drop": None, "divergence": None})
-    found = services.searched(RUN, put(jobs, RUN.path, "finished", told, "--target-ratio", "15"))
-    assert [one.keeps for one in found.points] == [False, True, True]
-    assert found.best is found.points[1]
 
 
 @pytest.mark.parametrize(

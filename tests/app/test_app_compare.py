@@ -123,7 +123,7 @@ def test_what_was_found_is_drawn_and_listed_with_a_column_and_a_chart_for_each_m
     archive = archived.with_name("run.inshrink")
     costs = {10: 0.006, 20: 0.001, 30: 0.006, 40: None}
     rows = [compared_row(step=step, restore_cost=cost) for step, cost in costs.items()]
-    keep_comparison(archive, archived, rows)
+    keep_comparison(archive, rows)
     trusted(archived)
     app = archives("compare", archived)
     button(app, "Measure again").click().run()
@@ -138,7 +138,7 @@ def test_what_was_found_is_drawn_and_listed_with_a_column_and_a_chart_for_each_m
     every = next(one.value for one in app.dataframe if "restored" in one.value)
     assert list(every["bound"].fillna("")) == ["broken", "kept", "broken", ""]
     # Each metric that was measured is a column and a chart.
-    keep_comparison(archive, archived, [compared_row(drop=0.25)], metric="mIoU")
+    keep_comparison(archive, [compared_row(drop=0.25)], metric="mIoU")
     app = archives("compare", archived)
     (line,) = app.dataframe[0].value.to_dict("records")
     assert (line["drop of loss"], line["drop of mIoU"]) == (pytest.approx(5), pytest.approx(25))
@@ -155,7 +155,7 @@ def test_several_archives_are_lines_of_one_table_and_a_picture_of_size_against_c
     inshrink_core.compress(archived, other, config={"coarseness": 8.0})
     first = archived.with_name("run.inshrink")
     for path, cost in ((first, 0.0), (other, 0.006)):
-        keep_comparison(path, archived, [compared_row(restore_cost=cost)])
+        keep_comparison(path, [compared_row(restore_cost=cost)])
     app = archives("compare", archived)
     app.session_state["archives.chosen"] = [str(first), str(other)]
     app.run()

@@ -35,8 +35,8 @@ def measured(archived, jobs) -> Path:
         compared_row(step=step, drop=DROPS[step], restore_cost=COSTS[step] / (2 if step == 20 else 1))
         for step in STEPS
     ]
-    keep_comparison(archive, archived, rows)
-    keep_comparison(archive, archived, [compared_row(step=20, drop=DROPS[20], restore_cost=COSTS[20])])
+    keep_comparison(archive, rows)
+    keep_comparison(archive, [compared_row(step=20, drop=DROPS[20], restore_cost=COSTS[20])])
     return archived
 
 

@@ -63,10 +63,6 @@ EXITS = {
         2,
         "the template's TODO are not filled in",
     ),
-    ("docs/cli.md", "inshrink search runs/digits --target-ratio 30 --evaluator judge.py:evaluate"): (
-        1,
-        "so small a run has no such ratio",
-    ),
     ("docs/evaluators.md", "inshrink compress runs/mine -o mine.inshrink --evaluator auto"): (
         2,
         "the run is none of transformers; tests/integrations judges some",

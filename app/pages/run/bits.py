@@ -19,7 +19,7 @@ from inshrink_app.pages.run import selection as chosen
 from inshrink_app.pages.run.board import Board
 from inshrink_app.pages.run.curve import allocation_figure, clicked_point
 from inshrink_app.pages.run.rows import View
-from inshrink_app.services import Chosen, EvaluatorCode, Searched, SearchPoint
+from inshrink_app.services import Chosen, EvaluatorCode, SearchPoint
 from inshrink_app.widgets import fmt, job_card, listing, modules, quality
 from inshrink_app.widgets.choices import codec_labels, ends_of_range, one_of_many
 from inshrink_app.widgets.layout import answer, chart, folded
@@ -331,7 +331,7 @@ def _show_points(board: Board) -> None:
         return
     table = pd.DataFrame({head: [getattr(row, name) for row in points] for head, name in _COLUMNS.items()})
     table["configuration"] = [point.name or point.label for point in points]
-    table.insert(2, "check", [_check(board.found, point) for point in points])
+    table.insert(2, "check", [_check(point) for point in points])
 
     def chose() -> None:
         for row in st.session_state[_POINTS]["selection"]["rows"]:
@@ -348,7 +348,7 @@ def _show_points(board: Board) -> None:
     )
 
 
-def _check(found: Searched, point: SearchPoint) -> str:
+def _check(point: SearchPoint) -> str:
     """Return the state of a configuration in a few words."""
     if point.kind != "trial":
         return {"estimate": "not measured", "codec": "published codec"}.get(point.kind, point.kind)
@@ -356,8 +356,6 @@ def _check(found: Searched, point: SearchPoint) -> str:
         return "best"
     if not point.is_complete:
         return "given up" if not point.keeps else "not finished"
-    if found.target_ratio is not None:
-        return "reaches the ratio" if point.keeps else "below the ratio"
     return "keeps the bounds" if point.keeps else "breaks a bound"
 
 
@@ -381,13 +379,13 @@ def _show_search(board: Board) -> None:
     with st.popover("Search options", icon=":material/tune:"):
         asked = _options(shown, board.now, board.steps)
     request = dataclasses.replace(asked, **services.evaluator_fields(evaluator))
-    can_search = evaluator is not None and (request.target_ratio is not None or bool(request.bounds.limits))
+    can_search = evaluator is not None and bool(request.bounds.limits)
     n_steps = len(listed(request.steps) or shown.steps)
     tip = f"Writes and evaluates {fmt.counted(n_steps, 'step')} for each trial, in memory."
     if evaluator is None:
         tip = "A search needs an evaluator that you trust; choose it in the header."
     elif not can_search:
-        tip = "A search needs a bound, in the header, or a ratio, in its options."
+        tip = "A search needs a bound, in the header."
 
     def work() -> Work:
         trusted = services.consent_to(evaluator)
@@ -408,22 +406,17 @@ def show_result(board: Board) -> None:
 
 
 def _options(shown: Subject, now: Chosen, before: tuple[int, ...]) -> Search:
-    """Draw the options; the bound is the header's, unless the search has a target ratio."""
+    """Draw the options; the bound is the header's."""
     fields: dict[str, Any] = dict(now.bound.fields)
-    if st.toggle("Reach a ratio instead of a bound", key="search.by_ratio"):
-        ratio = st.number_input("Ratio of the weights", 1.0, 100_000.0, 30.0, 1.0, key="search.ratio")
-        fields = {"target_ratio": ratio}
-        st.caption("Finds the smallest divergence among the configurations that reach it.")
     names = codec_labels(searched=True)
     fields["codec"] = one_of_many("search", "Codec", "codec", names, next(iter(names)))
     if len(shown.steps) > 1:  # They are consecutive, since deltas between neighbours are small.
         first, last = ends_of_range("search", shown.steps, before)
         steps = tuple(step for step in shown.steps if first <= step <= last)
         fields["steps"] = None if steps == shown.steps else steps
-    if "target_ratio" not in fields:
-        fields["budget"] = st.number_input(
-            "Most configurations to try", 1, 10_000, None, key="search.budget", placeholder="No limit"
-        )
+    fields["budget"] = st.number_input(
+        "Most configurations to try", 1, 10_000, None, key="search.budget", placeholder="No limit"
+    )
     return Search(str(shown.path), **fields)
 
 
@@ -451,9 +444,9 @@ def _found(board: Board, job: Job) -> None:
     if not (found.points and found.report):  # It may have been cancelled.
         return
     if best is None:
-        asked = "reaches the ratio" if found.target_ratio is not None else "keeps the bound at every step"
         st.warning(
-            f"No configuration {asked}. Loosen the bound, choose another codec or try more configurations.",
+            "No configuration keeps the bound at every step. Loosen the bound, choose another codec or try"
+            " more configurations.",
             icon=":material/warning:",
         )
         return
@@ -472,11 +465,8 @@ def _found(board: Board, job: Job) -> None:
 
 
 def _findings(report: Mapping[str, Any]) -> Iterator[str]:
-    """Yield notes on a finished search: the deciding step, the default's size, and the engine's notes."""
-    if binding := report.get("binding"):
-        figure, usage = str(binding["figure"]).replace("_", " "), fmt.percent(binding["usage"])
-        yield f"step {binding['step']} decides: its {figure} takes {usage} of the bound"
-    if (default := report.get("default")) and report.get("target_ratio") is None:
+    """Yield notes on a finished search: the default's size, and the engine's notes."""
+    if default := report.get("default"):
         check = "keeps the bounds" if default["keeps"] else "breaks them"
         yield f"the default stores {fmt.ratio(default['ratio_weights'])} of the weights, and {check}"
     yield from map(str, report.get("notes", ()))

@@ -25,7 +25,7 @@ from inshrink_app.widgets.layout import chart, remembered
 from inshrink_app.widgets.modules import Node
 from numpy.typing import NDArray
 
-from inshrink_core.analysis.findings import findings, learning_rates
+from inshrink_core.analysis.findings import findings
 from inshrink_core.sensitivity import SensitivityMetric
 
 _CHART, _CELLS = "heatmap", "heatmap.cells"
@@ -113,9 +113,9 @@ def sentence(shown: Subject, tensors: Sensitivity, level: str) -> None:
         nodes = modules.rows_at([row.name for row in tensors.rows], layers, level)
         table = heatmap.aggregate(tensors, nodes, ("mean",))
         names, by = [node.name for node in nodes], level if level in _KINDS else modules.BLOCK
-        rates = learning_rates(shown.log, table.steps) if table.metric == "update" else None
-        means, sizes = table.values["mean"], table.extents()
-        return findings(table.metric, by, names, sizes, table.steps, means, rates).sentence()
+        return findings(
+            table.metric, by, names, table.extents(), table.steps, table.values["mean"]
+        ).sentence()
 
     text = remembered("map.sentence", tensors, (str(shown.path), level), describe)
     if text:

@@ -72,8 +72,6 @@ def _stored(seen: Anatomy) -> str:
     shares = {part.name: part.share for part in seen.histogram.parts}
     bits = "" if seen.bits_per_weight is None else f"{fmt.value(seen.bits_per_weight)} bits per weight"
     parts = [bits, f"{fmt.size(seen.nbytes)} {'estimated alone' if seen.estimated else 'as archived'}"]
-    if seen.entropy is not None:
-        parts.append(f"entropy {fmt.value(seen.entropy)} bits")
     if seen.relative_error is not None:
         parts.append(f"rounding error {fmt.percent(seen.relative_error)}")
     parts += [f"{fmt.percent(shares[name])} {name}" for name in ("pruned", "protected") if shares.get(name)]
@@ -160,7 +158,7 @@ def code(shown: Subject, tensor: str, step: int, metric: str) -> None:
         f"inshrink sensitivity {shlex.quote(path)} --metric {metric} --by tensor --steps {step}",
         f"import inshrink_core\n\nrun = inshrink_core.open({opened})\n"
         f"seen = inshrink_core.analysis.anatomy({arguments})\n"
-        "print(seen.bits_per_weight, seen.entropy, seen.histogram.parts)\n"
+        "print(seen.bits_per_weight, seen.histogram.parts)\n"
         f"print(inshrink_core.analysis.moved_between(run[{before}], run[{step}], [{tensor!r}]).tensors)",
     )
 

@@ -178,4 +178,4 @@ class InshrinkeratorReference(ShapedReference):
         part_of = np.full(256, codec.QUANTIZED, np.uint8)
         part_of[PRUNED], part_of[PROTECTED] = codec.PRUNED, codec.PROTECTED
         used = np.bincount(symbols, minlength=256)[FIRST_BIN : self.n_symbols]
-        return Levels("codebook", points[used > 0], parts=part_of[symbols], symbols=symbols)
+        return Levels("codebook", points[used > 0], parts=part_of[symbols])

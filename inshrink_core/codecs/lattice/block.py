@@ -496,8 +496,7 @@ class LatticeReference(ShapedReference):
         points = None
         if integers.size <= _MAX_SORTED:
             points = np.unique(integers) * math.ldexp(1.0, self.step_size.exponent)
-        unit = (self.step_size.exponent, self.step_size.units)
-        return Levels("lattice", points, self.step_size.width, parts, integers, unit)
+        return Levels("lattice", points, self.step_size.width, parts)
 
 
 @lru_cache(maxsize=64)

@@ -1,17 +1,16 @@
 """Store of measurements of archives and runs, shared by the verbs and the explorer.
 
-The store is a log of JSON lines, in the run's folder if that is writable, else in the user's cache: one log
-per archive, named by the archive's id, and one for the run itself. Each row records an answer: the digest of
-the content, the question, the document and the time. A question asked again about the same content is
-answered from the log. Rows about other content describe an earlier state.
+The store is a log of JSON lines: one per archive in the user's cache, named by the archive's id, and one for
+each run in its results folder. Each row records an answer: the digest of the content, the question, the
+document and the time. A question asked again about the same content is answered from the log. Rows about
+other content describe an earlier state.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, Self, TypeVar
@@ -104,34 +103,21 @@ class Measurements:
 
     Parameters
     ----------
-    folders
-        Folders of the logs.
+    folder
+        Folder of the log; None stores and knows nothing.
     name
         Name of the log, without suffix.
     content
         Digest of the current content.
     """
 
-    def __init__(self, folders: Iterable[Path], name: str, content: str) -> None:
-        self._files = [folder / f"{name}{_SUFFIX}" for folder in dict.fromkeys(folders)]
+    def __init__(self, folder: Path | None, name: str, content: str) -> None:
+        self._file = None if folder is None else folder / _FOLDER / f"{name}{_SUFFIX}"
         self.content = content
 
     @classmethod
-    def of_archive(
-        cls, archive: Archive | ChainReport, run: Path | None = None, *, make: bool = False
-    ) -> Self:
-        """Return the measurements of an archive.
-
-        Parameters
-        ----------
-        archive
-            The archive; nothing is known of a report without an id.
-        run
-            Directory of its run, if known; for ``NAME.inshrink`` the folder ``NAME`` beside it is found
-            anyway.
-        make
-            Whether to make the folders, for a result to be stored.
-        """
+    def of_archive(cls, archive: Archive | ChainReport) -> Self:
+        """Return the measurements of an archive; nothing is known of a report without an id."""
         from inshrink_core.chain.report import ChainReport, content_digest
 
         if isinstance(archive, ChainReport):
@@ -140,31 +126,30 @@ class Measurements:
             reader = archive.reader
             name = reader.archive_id.hex()
             content = content_digest(name, ((o.frame_id.hex(), o.digest.hex()) for o in reader.frames))
-        return cls(_folders(Path(archive.path), run, make=make) if name else (), name, content)
+        return cls(user_cache_folder(make=False) if name else None, name, content)
 
     @classmethod
     def of_run(cls, run: Run, *, make: bool = False) -> Self:
         """Return the measurements of a run, identified by the paths, sizes and times of its files."""
-        found = results_folder(run.directory, make=make)
-        return cls([] if found is None else [found / _FOLDER], _OF_RUN, run_content(run))
+        return cls(results_folder(run.directory, make=make), _OF_RUN, run_content(run))
 
     def add(self, kind: str, question: Mapping[str, Any], document: Mapping[str, Any]) -> None:
         """Store an answer; a failure to write is logged and not raised."""
         row = {"v": _VERSION, "kind": kind, "at": time.time(), "content": self.content}
         row |= {"question": dict(question), "document": dict(document)}
-        for file in self._files:
-            try:
-                add_line(file, row, MAX_SHARED_NBYTES)
-            except StorageError as error:
-                _logger.info("%s", error)
+        try:
+            if self._file is not None:
+                add_line(self._file, row, MAX_SHARED_NBYTES)
+        except StorageError as error:
+            _logger.info("%s", error)
 
     def rows(self, kind: str, *, earlier: bool = False) -> Iterator[Measurement]:
         """Yield the answers of a verb, newest first: about the current content, or any `earlier` one."""
-        lines = (row for file in self._files for row in shared_lines(file) if row.get("kind") == kind)
+        every = () if self._file is None else shared_lines(self._file)
+        lines = (row for row in every if row.get("kind") == kind)
         read = (answer for row in lines if (answer := read_as(Measurement, row)) is not None)
         known = [entry for entry in read if entry.v == _VERSION and 0 <= entry.at <= _LAST_TIME]
-        found = {(entry.at, entry.content, key_digest(entry.question)): entry for entry in known}
-        for entry in sorted(found.values(), key=lambda entry: -entry.at):
+        for entry in sorted(known, key=lambda entry: -entry.at):
             if (entry.content != self.content) is earlier:
                 yield entry
 
@@ -186,24 +171,6 @@ def read_as(kind: type[R], values: Mapping[str, Any]) -> R | None:
     except (msgspec.ValidationError, UnicodeEncodeError) as error:
         _logger.info("what was kept is passed over: %s", error)
         return None
-
-
-def _folders(archive: Path, run: Path | None, *, make: bool) -> list[Path]:
-    """Return the folders of an archive's measurements: its run's, and one found from the archive alone."""
-    beside = Path(str(archive).removesuffix(".inshrink"))
-    # A folder without results is not touched: it may only share the name.
-    has_results = beside != archive and beside.is_dir() and results_folder(beside, make=False) is not None
-    is_run = has_results and ((beside / ".inshrink").is_dir() or run is not None)
-    places = [item for item in (run, beside if is_run else None) if item is not None]
-    found = [results_folder(place, make=make) for place in dict.fromkeys(map(_real, places))]
-    folders = [row / _FOLDER for row in found if row is not None]
-    leads_to = is_run and (run is None or _real(run) == _real(beside))
-    users = None if leads_to and make else user_cache_folder()
-    return folders if users is None else [*folders, users / _FOLDER]
-
-
-def _real(path: Path) -> Path:
-    return Path(os.path.realpath(path))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,15 +223,13 @@ class Known:
         return Path(self.archive).name
 
 
-def known_by_metric(archive: Archive | ChainReport, run: Path | None = None) -> dict[str, Known]:
+def known_by_metric(archive: Archive | ChainReport) -> dict[str, Known]:
     """Return the measurements of an archive for each metric, by the evaluator that measured it last.
 
     Parameters
     ----------
     archive
         The archive.
-    run
-        The directory of its run, if known (`Measurements.of_archive`).
 
     Returns
     -------
@@ -272,7 +237,7 @@ def known_by_metric(archive: Archive | ChainReport, run: Path | None = None) -> 
         Measurements of the current content, the newest first; if none exist, of the content before the last
         change.
     """
-    store = Measurements.of_archive(archive, run)
+    store = Measurements.of_archive(archive)
     for earlier in (False, True):
         rows = list(store.rows("compare", earlier=earlier))
         if earlier:  # Use a single earlier state of the archive.
