@@ -377,7 +377,7 @@ class ChainWriter:
             is_named = checkpoint.folder not in ("", f"checkpoint-{checkpoint.step}")
             entries = {
                 **record,
-                QUALITY: plan.quality if quality is None else dict(quality),
+                QUALITY: None if quality is None else dict(quality),
                 # No rank has the whole checkpoint, and each stores the memory of its own tensors.
                 "content": None if shared else content_digest(written_here, digests, attachments),
                 ORIGINALS: source.checks_record(checkpoint.files) if isinstance(source, FileSource) else None,

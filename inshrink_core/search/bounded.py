@@ -244,7 +244,7 @@ class BoundedWriter:
         follows: bool = False,
         on_trial: OnTrial | None = None,
     ) -> None:
-        self._base, self.evaluator, self._originals = base.as_set(), evaluator, originals
+        self._base, self.evaluator, self._originals = base, evaluator, originals
         self._follows, self._on_trial = follows, on_trial
         self._following = following or (lambda step: None)
         self._space: Cube | Line | None = None
