@@ -14,7 +14,7 @@ from collections import ChainMap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any, ClassVar, Final, NamedTuple, TypeAlias, TypeVar, cast
+from typing import Any, ClassVar, Final, TypeAlias, TypeVar, cast
 
 from torch import Tensor
 from torch.distributed import ProcessGroup
@@ -579,34 +579,35 @@ class InshrinkReader(StorageReader):
     ) -> None:
         self._archive = Archive.open(archive, base=base)
         self._asked, self._threads = step, threads or _threads_of_rank()
-        self._opened = self._open(step)
+        self._open(step)
 
-    def _open(self, step: int | None) -> _Opened:
+    def _open(self, step: int | None) -> None:
+        """Set the frame of a step, its state, and the cells of each tensor by key and offsets."""
         archive = self._archive
-        info = archive.last if step is None else archive.reader.find(step)
-        state, where = saved_state(archive.checkpoint(info)), archive.where(info)
-        cells = {}
-        for key in dict.fromkeys(state.tensors.values()):
-            specs = [spec_of(entry, where) for entry in archive.blocks(info, key)]
-            cells[key] = {box_of(spec).offsets: spec for spec in specs}
-        return _Opened(info, state, cells)
+        self._info = archive.last if step is None else archive.reader.find(step)
+        self._state = saved_state(archive.checkpoint(self._info))
+        where = archive.where(self._info)
+        self._cells: dict[str, dict[tuple[int, ...], TensorSpec]] = {}
+        for key in dict.fromkeys(self._state.tensors.values()):
+            specs = [spec_of(entry, where) for entry in archive.blocks(self._info, key)]
+            self._cells[key] = {box_of(spec).offsets: spec for spec in specs}
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begin to load; the step of the reader takes precedence over the name."""
         self._archive.reader.refresh()
         named = self._asked is None and checkpoint_id is not None
-        self._opened = self._open(step_of(checkpoint_id) if named else self._asked)
+        self._open(step_of(checkpoint_id) if named else self._asked)
 
     validate_checkpoint_id = InshrinkWriter.validate_checkpoint_id
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """Return the metadata of the step; reads only indexes."""
-        opened = self._opened
+        state = self._state
         described: dict[str, Any] = {
-            name: storage_metadata(opened.cells[key].values()) for name, key in opened.state.tensors.items()
+            name: storage_metadata(self._cells[key].values()) for name, key in state.tensors.items()
         }
-        described |= {name: BytesStorageMetadata() for name in opened.state.objects}
-        paths = {name: path for name, path in opened.state.paths.items() if name in described}
+        described |= {name: BytesStorageMetadata() for name in state.objects}
+        paths = {name: path for name, path in state.paths.items() if name in described}
         return Metadata(described, paths)
 
     def set_up_storage_reader(
@@ -616,7 +617,7 @@ class InshrinkReader(StorageReader):
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """Return the plan with its frame."""
-        return replace(plan, storage_data=self._opened.info)
+        return replace(plan, storage_data=self._info)
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
         """Return the plans, if all are for one frame; the last one may have changed meanwhile."""
@@ -633,20 +634,20 @@ class InshrinkReader(StorageReader):
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Decode the tensors of a plan, each cell once."""
-        opened, archive = self._opened, self._archive
+        archive, state = self._archive, self._state
         wanted: dict[TensorSpec, list[ReadItem]] = {}
         for item in plan.items:
             name, offset = item.storage_index.fqn, item.storage_index.offset
             if item.type is LoadItemType.BYTE_IO:
-                loaded(name, opened.state.objects[name], str(archive.path))  # refuses unsafe objects
-                planner.load_bytes(item, io.BytesIO(opened.state.objects[name]))
+                loaded(name, state.objects[name], str(archive.path))  # refuses unsafe objects
+                planner.load_bytes(item, io.BytesIO(state.objects[name]))
             else:
-                cells = opened.cells[opened.state.tensors[name]]
+                cells = self._cells[state.tensors[name]]
                 cell = next(iter(cells.values())) if offset is None else cells[tuple(offset)]
                 wanted.setdefault(cell, []).append(item)
 
         def decoded(spec: TensorSpec) -> tuple[TensorSpec, Tensor]:
-            return spec, archive.decode(opened.info, spec.key)[0]
+            return spec, archive.decode(self._info, spec.key)[0]
 
         for spec, tensor in ordered_map(
             decoded, wanted, threads=self._threads, weight=lambda spec: spec.nbytes
@@ -656,14 +657,6 @@ class InshrinkReader(StorageReader):
                 target.copy_(tensor[Box(tuple(item.storage_offsets), tuple(item.lengths)).slices])
                 planner.commit_tensor(item, target)
         return _done(None)
-
-
-class _Opened(NamedTuple):
-    """A step of an archive: its state, and the cells of each tensor by key and offsets."""
-
-    info: FrameInfo
-    state: SavedState
-    cells: Mapping[str, Mapping[tuple[int, ...], TensorSpec]]
 
 
 __all__ = ["InshrinkReader", "InshrinkWriter"]

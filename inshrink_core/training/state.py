@@ -126,15 +126,11 @@ class TrainingState:
         Groups of optimizers have the names of their parameters (``param_names``).
         """
         parts: dict[str, dict[str, Any]] = {}
-        names: dict[int, str] = {}
+        names = {id(parameter): name for name, parameter in self.parameters().items()}
         buffers: list[str] = []
         for name, model in self.models.items():
-            state = model.state_dict()
-            called = self._called(name, state)
-            parameters = dict(model.named_parameters(remove_duplicate=False))
-            for raw, parameter in parameters.items():
-                names.setdefault(id(parameter), called.get(raw, _joined(name, raw)))
-            buffers += [plain for raw, plain in called.items() if raw not in parameters]
+            state, parameters = model.state_dict(), dict(model.named_parameters(remove_duplicate=False))
+            buffers += [plain for raw, plain in self._called(name, state).items() if raw not in parameters]
             if models:
                 parts[name] = {"model": state}
         for name, members in self.optimizers.items() if optimizers else ():
