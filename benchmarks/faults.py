@@ -42,8 +42,7 @@ _TESTS = {
     "archive": "archive: archive_reader archive_writer layout packed segments storage objects; "
     "integrations: hub",
     "chain": "chain: append encoder lineage override base chain_report attachments",
-    "codecs": "codecs: lattice lossless moments inshrinkerator lattice_predicted lattice_exact; "
-    "lab: bench_variants",
+    "codecs": "codecs: lattice lossless moments inshrinkerator lattice_exact; lab: bench_variants",
     "coding": "coding: adaptive changes coders lzma2 rans",
     "verbs": "verbs: export prune release steps; cli: cli_verbs; blackbox: judging command",
 }

@@ -494,11 +494,6 @@ class Codec(ABC, Generic[_Plan]):
         """
         return DIVERGENCE_PER_ERROR * relative_error**2
 
-    @classmethod
-    def having(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the given settings, and resets of all settings that conflict with them."""
-        return dict(settings)
-
     @abstractmethod
     def encode(self, item: TensorInput, plan: _Plan, reference: TensorReference | None) -> Encoded:
         """Encode one tensor.
@@ -593,10 +588,6 @@ class EncoderState(Generic[_Plan]):
 
     def remember(self, plan: _Plan) -> Any:
         """Return the memory for planning later frames: msgpack values, stored in the frame."""
-        return None
-
-    def predicted(self, plan: _Plan) -> Mapping[str, Any] | None:
-        """Return the frame's record of the predicted restore cost (`inshrink_core.chain.meta.QUALITY`)."""
         return None
 
     def step_size(self, plan: _Plan, spec: TensorSpec) -> float | None:

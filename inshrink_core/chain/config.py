@@ -116,12 +116,6 @@ class ChainConfig:
         overrides = [override.to_json() for override in self.overrides]
         return {"overrides": overrides} if overrides else {}
 
-    def as_set(self) -> ChainConfig:
-        """Return the configuration without predicted settings, for measuring restore costs."""
-        tunable = self.config.tuning and self.config.tuning.tunable
-        set_now = {name: getattr(self.config, name) for name in (tunable.settings if tunable else ())}
-        return dataclasses.replace(self, config=apply_settings(self.config, set_now))
-
     def made_exact(self, config: AnyCodec) -> ChainConfig:
         """Return the configuration for a step whose weights must be exact.
 
@@ -257,7 +251,7 @@ def apply_settings(config: AnyCodec, settings: Mapping[str, Any]) -> AnyCodec:
                 remedy=f"it has: {', '.join(known)}; an override is chosen by {' and '.join(_SELECTORS)}",
             )
     try:
-        return dataclasses.replace(config, **config.having(settings))
+        return dataclasses.replace(config, **settings)
     except TypeError as error:
         raise ConfigError(f"a setting of an override has a wrong type ({error})") from error
 

@@ -11,7 +11,6 @@ from inshrink_core.chain.config import Override, is_exact, optimizer_of, parse_o
 from inshrink_core.codec import (
     DEFAULT_CODEC,
     AnyCodec,
-    get_codec,
     make_codec,
     require_weight_codec,
 )
@@ -75,8 +74,7 @@ def make_chain_config(
     codec = codec or DEFAULT_CODEC
     require_weight_codec(codec)
     if config is None or isinstance(config, Mapping):
-        kind = get_codec(codec)
-        config = {**(_settings_of(meta) if meta else {}), **kind.having(config or {})}
+        config = {**(_settings_of(meta) if meta else {}), **(config or {})}
     made, overrides = make_configs(codec, config)
     return ChainConfig(
         config=made,

@@ -238,8 +238,6 @@ class FramePlan:
         The memory of the chain's codec for later frames.
     members
         The tensors of the chain's codec.
-    quality
-        The frame's record of its predicted restore cost, if the cost is not measured; None for none.
 
     Raises
     ------
@@ -287,10 +285,7 @@ class FramePlan:
         self._plans |= {key: config.plan([], [], beside) for key, config in others.items()}
         moments = {spec.key: chain.first_moment(checkpoint, spec) for spec in self.members}
         self._past = {k: self._old[m.key] for k, m in moments.items() if m is not None and m.key in self._old}
-        self.memory = self.quality = None
-        if isinstance(codec, EncoderState):
-            self.memory = codec.remember(self._plans[id(codec)])
-            self.quality = codec.predicted(self._plans[id(codec)])
+        self.memory = codec.remember(self._plans[id(codec)]) if isinstance(codec, EncoderState) else None
 
     def _step_sizes(self) -> dict[str, float]:
         """Return the step sizes of weights by parameter, for rounding first moments."""

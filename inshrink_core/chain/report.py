@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 
 from inshrink_core.chain.archive import Archive
 from inshrink_core.chain.config import optimizer_of
-from inshrink_core.chain.meta import ORIGINALS, QUALITY
+from inshrink_core.chain.meta import ORIGINALS
 from inshrink_core.chain.sizes import ArchiveSize, FrameSize, frame_size
 from inshrink_core.errors import InshrinkError, clipped
 from inshrink_core.execution.results import key_digest
@@ -74,8 +74,6 @@ class ChainReport:
         Name of the base model that decoding needs and the ratios exclude; empty without one. Untrusted text.
     archive_id
         Identifier that does not change when frames are appended or removed; empty if unknown.
-    predicted
-        Largest predicted restore cost of a step of the head's history, if it was predicted.
     """
 
     path: Path
@@ -95,7 +93,6 @@ class ChainReport:
     originals: str = ""
     base: str = ""
     archive_id: str = ""
-    predicted: PredictedCost | None = None
 
     @property
     def name(self) -> str:
@@ -199,44 +196,7 @@ def chain_report(archive: Archive) -> ChainReport:
         originals="" if any(frame.damage for frame in frames) else original_checks(archive).text,
         base="" if total.base is None else total.base.name,
         archive_id=archive.reader.archive_id.hex(),
-        predicted=None if any(frame.damage for frame in frames) else predicted_cost(archive),
     )
-
-
-class PredictedCost(NamedTuple):
-    """The largest restore cost, predicted at writing time and not measured.
-
-    Parameters
-    ----------
-    restore_cost
-        Largest predicted restore cost of any step, as a share of the loss.
-    bound
-        Quality bound by which `coarseness` was chosen.
-    coarseness
-        Coarseness of the weights.
-    """
-
-    restore_cost: float
-    bound: float
-    coarseness: float
-
-
-def predicted_cost(archive: Archive) -> PredictedCost | None:
-    """Return the largest predicted restore cost of the head's history; None if a step has no prediction.
-
-    Notes
-    -----
-    Reads the index of every frame.
-    """
-    found = []
-    for info in archive.frames:
-        quality = archive.frame(info).meta.get(QUALITY, {})
-        bound = quality.get("bounds", {}).get("restore_cost")
-        cost, coarseness = quality.get("restore_cost"), quality.get("coarseness")
-        if quality.get("how") != "predicted" or cost is None or bound is None or coarseness is None:
-            return None
-        found.append(PredictedCost(cost, bound, coarseness))
-    return max(found, default=None)
 
 
 class DamagedOriginal(NamedTuple):

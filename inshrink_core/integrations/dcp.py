@@ -10,14 +10,13 @@ import io
 import math
 import os
 import re
-import threading
 from collections import ChainMap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any, ClassVar, Final, NamedTuple, TypeAlias, TypeVar, cast
+from typing import Any, ClassVar, Final, TypeAlias, TypeVar, cast
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import (
@@ -59,8 +58,7 @@ from inshrink_core.formats.dcp_state import (
 )
 from inshrink_core.formats.distributed import METADATA
 from inshrink_core.frame import FrameInfo
-from inshrink_core.integrations.dcp_ranks import Ranks, ShardedEvaluator
-from inshrink_core.training.check import Check, CheckedWriter, require_check_options
+from inshrink_core.integrations.dcp_ranks import Ranks
 
 _Value = TypeVar("_Value")
 
@@ -127,10 +125,6 @@ class InshrinkWriter(StorageWriter):
         As for ``dcp.save``.
     timeout
         Seconds to wait for a rank.
-    model, check, max_restore_cost, check_every
-        As for `inshrink_core.Saver`: the model whose state is saved, and a function of it that all ranks
-        call together. Restored values are loaded into the model, the function is called, and the model's
-        values are put back. Such a writer works with ``dcp.save`` only.
 
     Raises
     ------
@@ -165,20 +159,8 @@ class InshrinkWriter(StorageWriter):
         process_group: ProcessGroup | None = None,
         no_dist: bool = False,
         timeout: float = 600.0,
-        model: nn.Module | None = None,
-        check: Check | None = None,
-        max_restore_cost: float | None = None,
-        check_every: int = 1,
     ) -> None:
         super().__init__()
-        require_check_options(check, max_restore_cost, check_every)
-        if (model is None) != (check is None):
-            raise InputError("a check needs a model", remedy="give the writer both, or neither")
-        self._model, self._check = model, check
-        self._max_restore_cost, self._check_every = max_restore_cost, check_every
-        self._evaluator: ShardedEvaluator | None = None
-        self._checked: CheckedWriter | None = None
-        self._thread = threading.get_ident()
         self.archive = os.fspath(archive)
         storage = storage_at(archive)
         if not (storage.exclusive or storage.writable):
@@ -207,19 +189,9 @@ class InshrinkWriter(StorageWriter):
         self._parts: list[WrittenPart] = []
 
     def __reduce__(self) -> tuple[Any, ...]:
-        self._require_live(there=False)
         # A process that saves during training unpickles the writer for each save, and keeps the first.
         options = dict(resumed_from=self._resumed_from, no_dist=self._no_dist, timeout=self._timeout)
         return _writer_of_process, (self.archive, {**self._options, **options})
-
-    def _require_live(self, *, there: bool = True) -> None:
-        """Refuse to load states into a model while it is trained."""
-        if self._check is not None and not (there and threading.get_ident() == self._thread):
-            raise InputError(
-                "a check puts states into the model, which training must not use meanwhile",
-                where=self.archive,
-                remedy="save with dcp.save, on the thread that made the writer",
-            )
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begin a save: meet the other ranks and compare options.
@@ -236,7 +208,6 @@ class InshrinkWriter(StorageWriter):
         ConflictError
             A rank did not come in time, or has other options than the first.
         """
-        self._require_live()
         if self._ranks is None:
             timeout = timedelta(seconds=self._timeout)
             self._ranks = Ranks(self._process_group, timeout, no_dist=self._no_dist)
@@ -244,11 +215,8 @@ class InshrinkWriter(StorageWriter):
         self._ranks.meet(f"save {checkpoint_id}")
 
         def options() -> dict[str, Any]:
-            agreed: dict[str, Any] = {name: self._options[name] for name in _AGREED}
-            agreed |= {"check": "none" if self._check is None else "a check"}
-            agreed |= {"max_restore_cost": self._max_restore_cost, "check_every": self._check_every}
             step = {"step": step_of(checkpoint_id), "archive": self.archive}
-            return step | {name: str(value) for name, value in agreed.items()}
+            return step | {name: str(self._options[name]) for name in _AGREED}
 
         numbers = self._ranks.numbers
         first, *others = self._ranks.gathered(options, "the comparison of options")
@@ -378,14 +346,10 @@ class InshrinkWriter(StorageWriter):
         ranks, self._step = self._started, None
         try:
             info = cast("_SaveInfo", ranks.gathered(lambda: self._info, "the exchange of the plan")[0])
-            ready = self._prepared(info, ranks, plan, planner)
-            chain = ready.chain
+            chain, checkpoint, places = self._prepared(info, ranks, plan, planner)
             with ranks.exchanging():
-                chain.split = Shards(ready.places, lambda value: ranks.gathered(lambda: value, _OBSERVATIONS))
-                if self._check is None:
-                    chain.append(ready.checkpoint, keyframe=chain.keyframe_is_due)
-                else:
-                    self._checked_for(ready, ranks).append(chain, ready.checkpoint)
+                chain.split = Shards(places, lambda value: ranks.gathered(lambda: value, _OBSERVATIONS))
+                chain.append(checkpoint, keyframe=chain.keyframe_is_due)
             _part_of(chain).suspend()
             self._written = _id_of(chain.parent)
             if info.generation is not None:
@@ -396,13 +360,14 @@ class InshrinkWriter(StorageWriter):
             if self._chain is not None:
                 _part_of(self._chain).suspend()
             self._chain = None
-            self._forget_checked()
             self._release()
             raise
         return _done([WriteResult(item.index, _nbytes(item), None) for item in plan.items])
 
-    def _prepared(self, info: _SaveInfo, ranks: Ranks, plan: SavePlan, planner: SavePlanner) -> _Ready:
-        """Return what this rank appends, and to which chain; if one rank fails, all do."""
+    def _prepared(
+        self, info: _SaveInfo, ranks: Ranks, plan: SavePlan, planner: SavePlanner
+    ) -> tuple[ChainWriter, Checkpoint, dict[str, int]]:
+        """Return the chain, what this rank appends, and at which places; if one rank fails, all do."""
         tensors: list[_RankTensor] = []
 
         def resolved() -> dict[str, bytes]:
@@ -426,42 +391,16 @@ class InshrinkWriter(StorageWriter):
         order = {key: place for place, key in enumerate(state.tensors.values())}
         made: list[tuple[ChainWriter, Checkpoint]] = []
 
-        def opened() -> tuple[list[_Row], bool]:
-            before, chain = self._chain, self._chain_for(info, ranks)
+        def opened() -> list[_Row]:
+            chain = self._chain_for(info, ranks)
             cells = sorted(_cut(tensors, named).items(), key=lambda item: _row(item[0], order))
             full = _checkpoint(info.step, dict(cells), named, state, self.archive)
             made.append((chain, stored_view(full, chain.config.optimizer)))
-            return [_row(spec, order) for spec in made[0][1].specs], chain is before
+            return [_row(spec, order) for spec in made[0][1].specs]
 
-        rows_by_rank = ranks.gathered(opened, "the exchange of names")
-        if not all(goes_on for _, goes_on in rows_by_rank):
-            self._forget_checked()
-        rows = sorted(row for rows, _ in rows_by_rank for row in rows)
+        rows = sorted(row for rows in ranks.gathered(opened, "the exchange of names") for row in rows)
         (chain, checkpoint), places = made[0], {row: place for place, row in enumerate(rows)}
-        rank_places = {spec.key: places[_row(spec, order)] for spec in checkpoint.specs}
-        return _Ready(chain, checkpoint, rank_places, tuple(named.specs.values()))
-
-    def _checked_for(self, ready: _Ready, ranks: Ranks) -> CheckedWriter:
-        """Return the writer with a check; all ranks try the check when they start."""
-        model = cast("nn.Module", self._model)
-        if self._evaluator is None:
-            self._evaluator = ShardedEvaluator(model, cast("Check", self._check), ranks)
-        self._evaluator.begin(ready.specs, ready.checkpoint.specs)
-        if self._checked is None:
-            self._checked = CheckedWriter.following(
-                self._evaluator,
-                model,
-                ready.chain.config,
-                self._max_restore_cost,
-                every=self._check_every,
-                resumed=ready.chain.parent is not None,
-            )
-        return self._checked
-
-    def _forget_checked(self) -> None:
-        checked, self._checked = self._checked, None
-        if checked is not None:
-            checked.close()
+        return chain, checkpoint, {spec.key: places[_row(spec, order)] for spec in checkpoint.specs}
 
     def _chain_for(self, info: _SaveInfo, ranks: Ranks) -> ChainWriter:
         """Return the chain that a save continues: the previous one, if it was committed."""
@@ -509,15 +448,6 @@ class InshrinkWriter(StorageWriter):
         lock, self._lock = self._lock, None
         if lock is not None:
             lock.release()
-
-
-class _Ready(NamedTuple):
-    """What a rank appends, to which chain and at which places of the frame, and the specs of all ranks."""
-
-    chain: ChainWriter
-    checkpoint: Checkpoint
-    places: Mapping[str, int]
-    specs: tuple[TensorSpec, ...]
 
 
 _Row: TypeAlias = tuple[int, tuple[int, ...]]
@@ -649,34 +579,35 @@ class InshrinkReader(StorageReader):
     ) -> None:
         self._archive = Archive.open(archive, base=base)
         self._asked, self._threads = step, threads or _threads_of_rank()
-        self._opened = self._open(step)
+        self._open(step)
 
-    def _open(self, step: int | None) -> _Opened:
+    def _open(self, step: int | None) -> None:
+        """Set the frame of a step, its state, and the cells of each tensor by key and offsets."""
         archive = self._archive
-        info = archive.last if step is None else archive.reader.find(step)
-        state, where = saved_state(archive.checkpoint(info)), archive.where(info)
-        cells = {}
-        for key in dict.fromkeys(state.tensors.values()):
-            specs = [spec_of(entry, where) for entry in archive.blocks(info, key)]
-            cells[key] = {box_of(spec).offsets: spec for spec in specs}
-        return _Opened(info, state, cells)
+        self._info = archive.last if step is None else archive.reader.find(step)
+        self._state = saved_state(archive.checkpoint(self._info))
+        where = archive.where(self._info)
+        self._cells: dict[str, dict[tuple[int, ...], TensorSpec]] = {}
+        for key in dict.fromkeys(self._state.tensors.values()):
+            specs = [spec_of(entry, where) for entry in archive.blocks(self._info, key)]
+            self._cells[key] = {box_of(spec).offsets: spec for spec in specs}
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begin to load; the step of the reader takes precedence over the name."""
         self._archive.reader.refresh()
         named = self._asked is None and checkpoint_id is not None
-        self._opened = self._open(step_of(checkpoint_id) if named else self._asked)
+        self._open(step_of(checkpoint_id) if named else self._asked)
 
     validate_checkpoint_id = InshrinkWriter.validate_checkpoint_id
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """Return the metadata of the step; reads only indexes."""
-        opened = self._opened
+        state = self._state
         described: dict[str, Any] = {
-            name: storage_metadata(opened.cells[key].values()) for name, key in opened.state.tensors.items()
+            name: storage_metadata(self._cells[key].values()) for name, key in state.tensors.items()
         }
-        described |= {name: BytesStorageMetadata() for name in opened.state.objects}
-        paths = {name: path for name, path in opened.state.paths.items() if name in described}
+        described |= {name: BytesStorageMetadata() for name in state.objects}
+        paths = {name: path for name, path in state.paths.items() if name in described}
         return Metadata(described, paths)
 
     def set_up_storage_reader(
@@ -686,7 +617,7 @@ class InshrinkReader(StorageReader):
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """Return the plan with its frame."""
-        return replace(plan, storage_data=self._opened.info)
+        return replace(plan, storage_data=self._info)
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
         """Return the plans, if all are for one frame; the last one may have changed meanwhile."""
@@ -703,20 +634,20 @@ class InshrinkReader(StorageReader):
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Decode the tensors of a plan, each cell once."""
-        opened, archive = self._opened, self._archive
+        archive, state = self._archive, self._state
         wanted: dict[TensorSpec, list[ReadItem]] = {}
         for item in plan.items:
             name, offset = item.storage_index.fqn, item.storage_index.offset
             if item.type is LoadItemType.BYTE_IO:
-                loaded(name, opened.state.objects[name], str(archive.path))  # refuses unsafe objects
-                planner.load_bytes(item, io.BytesIO(opened.state.objects[name]))
+                loaded(name, state.objects[name], str(archive.path))  # refuses unsafe objects
+                planner.load_bytes(item, io.BytesIO(state.objects[name]))
             else:
-                cells = opened.cells[opened.state.tensors[name]]
+                cells = self._cells[state.tensors[name]]
                 cell = next(iter(cells.values())) if offset is None else cells[tuple(offset)]
                 wanted.setdefault(cell, []).append(item)
 
         def decoded(spec: TensorSpec) -> tuple[TensorSpec, Tensor]:
-            return spec, archive.decode(opened.info, spec.key)[0]
+            return spec, archive.decode(self._info, spec.key)[0]
 
         for spec, tensor in ordered_map(
             decoded, wanted, threads=self._threads, weight=lambda spec: spec.nbytes
@@ -726,14 +657,6 @@ class InshrinkReader(StorageReader):
                 target.copy_(tensor[Box(tuple(item.storage_offsets), tuple(item.lengths)).slices])
                 planner.commit_tensor(item, target)
         return _done(None)
-
-
-class _Opened(NamedTuple):
-    """A step of an archive: its state, and the cells of each tensor by key and offsets."""
-
-    info: FrameInfo
-    state: SavedState
-    cells: Mapping[str, Mapping[tuple[int, ...], TensorSpec]]
 
 
 __all__ = ["InshrinkReader", "InshrinkWriter"]

@@ -131,6 +131,8 @@ class SpooledSave(_Record, kw_only=True, frozen=True):
         Metrics of the step.
     apart
         Whether the optimizer state, in a separate file, is archived too.
+    boot
+        Boot id of the machine when files were linked that are not synced yet; else None.
     """
 
     folder: Path
@@ -238,7 +240,7 @@ class Spool:
                         torch.save(content, target)
             self._prove(replace(save, folder=folder), placed)
 
-        return self._add(save, write, sync=True)
+        return self._add(save, write)
 
     def _prove(self, save: SpooledSave, files: Mapping[str, Any]) -> None:
         """Read back a save that has types of values that no save before it had.
@@ -292,23 +294,23 @@ class Spool:
         StorageError
             It does not exist, or the disk is full.
         """
-        save = SpooledSave(folder=self._new_folder(), step=step, name=path.name, **about)
+        save = SpooledSave(folder=self._new_folder(), step=step, name=path.name, boot=_boot(), **about)
 
         def fill(folder: Path) -> None:
             _link_all(path, folder / path.name)
             if parameters is not None and path.name != PARAMETERS_NAME:
                 (folder / PARAMETERS_NAME).write_bytes(parameters)
 
-        return self._add(save, fill, sync=False)
+        return self._add(save, fill)
 
     def _new_folder(self) -> Path:
         return self.folder / f"{self._next:0{_N_DIGITS}}"
 
-    def _add(self, save: SpooledSave, fill: Callable[[Path], None], *, sync: bool) -> SpooledSave:
+    def _add(self, save: SpooledSave, fill: Callable[[Path], None]) -> SpooledSave:
         """Make a save from a function that fills a folder: completely, or not at all."""
         temporary = self.folder / f".{save.folder.name}.tmp"
-        values = {name: getattr(save, name) for name in _Record.__struct_fields__}
-        record = _Record(**values | {"boot": None if sync else _boot()})
+        record = _Record(**{name: getattr(save, name) for name in _Record.__struct_fields__})
+        is_synced = save.boot is None
         try:
             with _storage_errors(self.folder):
                 if not self._made:
@@ -318,10 +320,10 @@ class Spool:
                 temporary.mkdir()
                 fill(temporary)
                 (temporary / _RECORD_NAME).write_bytes(msgspec.json.encode(record))
-                if sync:
+                if is_synced:
                     _sync_all(temporary)
                 temporary.rename(save.folder)
-                if sync:
+                if is_synced:
                     sync_path(self.folder)
         except BaseException:
             self._take_back(save.folder, temporary)
@@ -331,9 +333,9 @@ class Spool:
 
     def settle(self, save: SpooledSave) -> None:
         """Sync the files of a linked save; does nothing for others."""
+        if save.boot is None:
+            return
         with _storage_errors(save.folder):
-            if _read_record(save.folder).boot is None:
-                return
             _sync_all(save.folder)
             sync_path(self.folder)
             _amend(save.folder, boot=None)
@@ -636,7 +638,7 @@ def _complete_save(folder: Path) -> SpooledSave:
     record = _read_record(folder)
     if record.boot is not None and record.boot != (_boot() or None):
         raise _damaged(folder, "the save was not on the disk yet when the machine ended")
-    save = SpooledSave(folder=folder, **asdict(record) | {"boot": None})
+    save = SpooledSave(folder=folder, **asdict(record))
     _require_complete(save)
     return save
 

@@ -1,13 +1,11 @@
-"""Copies of a training's state, made while the training continues."""
+"""Copies of a training's state, which are used while the training continues."""
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import threading
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -17,18 +15,14 @@ if TYPE_CHECKING:
     Place = tuple[torch.device, int]
 
 
-_ASYNCHRONOUS: Final = "cuda"
-"""Type of devices that copy asynchronously."""
-
-
 class Staging:
-    """Copies tensors on a background thread, and passes the copy to a function there.
+    """Copies tensors, and passes the copy to a function on a background thread.
 
     Notes
     -----
     Storages are copied, not tensors, so that views and tied weights are written as without a copy. Host
     memory for one copy is reused by later saves, since fresh pages take longer than the copy. Tensors on a
-    CUDA device are copied into pinned memory by a stream beside the training's.
+    CUDA device are copied into pinned memory.
     """
 
     def __init__(self) -> None:
@@ -36,31 +30,11 @@ class Staging:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="inshrink-staging")
         self._thread.submit(lambda: None)
         self._job: Future[None] | None = None
-        self._copied = threading.Event()
-        self._copied.set()
         self._buffers: dict[tuple[int, str], Tensor] = {}
 
-    def start(self, content: Any, settled: Container[int], use: Callable[[Any], None]) -> None:
-        """Start a copy; the previous one must be finished.
-
-        Parameters
-        ----------
-        content
-            Containers with tensors.
-        settled
-            The `id` of values in its dicts that do not change before `wait_for_copy` returns. Other values
-            are copied at once.
-        use
-            Called with the copy, on the thread.
-        """
-        copies = _Copies(settled, self._buffers)
-        made = copies.of(content)
-        self._copied = threading.Event()
-        self._job = self._thread.submit(_work, made, copies, self._copied, use)
-
-    def wait_for_copy(self, *_: object) -> None:
-        """Wait for the copy; afterwards its sources may change."""
-        self._copied.wait()
+    def start(self, content: Any, use: Callable[[Any], None]) -> None:
+        """Copy containers with tensors, and use the copy on the thread; the previous one must be finished."""
+        self._job = self._thread.submit(use, _Copies(self._buffers).of(content))
 
     def finish(self) -> None:
         """Wait until the copy was used.
@@ -77,14 +51,6 @@ class Staging:
     def close(self) -> None:
         """End the thread after the copy was used."""
         self._thread.shutdown()
-
-
-def _work(made: Any, copies: _Copies, copied: threading.Event, use: Callable[[Any], None]) -> None:
-    try:
-        copies.settle()
-    finally:
-        copied.set()
-    use(made)
 
 
 def address(value: Any) -> int:
@@ -110,21 +76,13 @@ def _place(tensor: Tensor) -> Place:
 
 
 class _Copies:
-    """Copies of storages in host memory, each made once: settled ones by `settle`, others at once.
+    """Copies of storages in host memory, each made once."""
 
-    Settled tensors on a CUDA device are copied by a stream that follows the training's current one.
-    """
-
-    def __init__(self, settled: Container[int], buffers: dict[tuple[int, str], Tensor]) -> None:
-        self._settled, self._buffers = settled, buffers
+    def __init__(self, buffers: dict[tuple[int, str], Tensor]) -> None:
+        self._buffers = buffers
         self._found: dict[Place, Tensor] = {}
         self._made: dict[int, Any] = {}
         """Copies of containers by the `id` of the original; shared containers stay shared."""
-        self._later: list[tuple[dict[Any, Any], Any]] = []
-        self._sources: list[Tensor] = []
-        """References that keep sources alive while a device reads them."""
-        self._streams: dict[torch.device, Any] = {}
-        self._is_settling = False
 
     def of(self, value: Any) -> Any:
         """Return equal containers with copies of their tensors."""
@@ -144,23 +102,12 @@ class _Copies:
         if isinstance(value, dict):
             like = self._made[id(value)] = copy.copy(value)  # with its attributes: `_metadata`, for one
             for key, item in value.items():
-                if id(item) in self._settled:
-                    self._put_off(like, key)
-                else:
-                    like[key] = self.of(item)
+                like[key] = self.of(item)
             return like
         if type(value) in (list, tuple, set):
             made = self._made[id(value)] = type(value)(self.of(item) for item in value)
             return made
         return value
-
-    def _put_off(self, holder: dict[Any, Any], key: Any) -> None:
-        self._later.append((holder, key))
-        device = holder[key].device if isinstance(holder[key], torch.Tensor) else None
-        if device is not None and device.type == _ASYNCHRONOUS and device not in self._streams:
-            stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-            stream.wait_stream(torch.cuda.current_stream(device))
-            self._streams[device] = stream
 
     def _storage_of(self, tensor: Tensor) -> Tensor:
         """Return the copy of a tensor's storage, as bytes."""
@@ -171,23 +118,9 @@ class _Copies:
         full = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
         number = len(self._found), tensor.device.type
         copied = self._buffers.get(number)
-        beside = self._is_settling and tensor.device in self._streams
         if copied is None or copied.numel() != full.numel():
-            copied = torch.empty(full.numel(), dtype=torch.uint8, pin_memory=beside)
+            is_pinned = tensor.device.type == "cuda"
+            copied = torch.empty(full.numel(), dtype=torch.uint8, pin_memory=is_pinned)
             self._buffers[number] = copied
-        self._found[place] = copied
-        copied.copy_(full, non_blocking=beside)
-        self._sources.append(full)
+        self._found[place] = copied.copy_(full)
         return copied
-
-    def settle(self) -> None:
-        """Copy the settled values."""
-        self._settled, self._is_settling = (), True
-        with contextlib.ExitStack() as stack:
-            for stream in self._streams.values():
-                stack.enter_context(torch.cuda.stream(stream))
-            for holder, key in self._later:
-                holder[key] = self.of(holder[key])
-            for stream in self._streams.values():
-                stream.synchronize()
-        self._sources.clear()

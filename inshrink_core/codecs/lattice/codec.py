@@ -18,7 +18,6 @@ from torch import Tensor
 from inshrink_core.checkpoint import TensorRole, TensorSpec
 from inshrink_core.codec import (
     BaseReference,
-    Codec,
     Encoded,
     PastFrame,
     TensorInput,
@@ -105,10 +104,6 @@ class LatticeCodec(LookAhead):
         columns, so that errors are placed where the loss is flat according to first moments (Adam's or
         momentum). The step size grows accordingly. The feedback of each matrix minimizes the predicted rate
         at equal cost; it may be none. ``off``: no feedback.
-    predicted_cost
-        Bound on the cost of a restore as a share of the loss, 0..1. If the run can be inspected before its
-        first frame, the cost is predicted from the size of its weights, with a margin, and sets the
-        coarseness, between the given value and 4. 0 disables the prediction.
     exact
         Whether weights are stored bit for bit. A residual is stored beside the lattice points, and later
         frames continue from the points without it.
@@ -137,7 +132,6 @@ class LatticeCodec(LookAhead):
     words: ClassVar = {"shaping": ("off", "auto")}
     ranges: ClassVar = {
         **{"coarseness": (1e-4, 1e4), "gamma": (0.0, 2.0), "sensitivity": (0.0, 1.0)},
-        "predicted_cost": (0.0, 1.0),
     }
     constants: ClassVar = {"gain_per": "tensor", "contexts": "history", "one_dimensional": "lattice"}
     uses_base = True
@@ -158,24 +152,12 @@ class LatticeCodec(LookAhead):
     gamma: float = 0.0
     sensitivity: float = 0.33
     shaping: str = "auto"
-    predicted_cost: float = 0.0
     exact: bool = False
 
     def __post_init__(self) -> None:
         FallbackCodec.__post_init__(self)
         if not isinstance(self.exact, bool):
             raise ConfigError("'exact' is a switch", expected="true or false", found=repr(self.exact))
-
-    def settings(self) -> dict[str, Any]:
-        """Return the settings, without `predicted_cost` if it is off, as earlier versions recorded them."""
-        off = {"predicted_cost": 0.0}
-        return {key: value for key, value in Codec.settings(self).items() if off.get(key) != value}
-
-    @classmethod
-    def having(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the settings, with prediction disabled if they set the coarseness or exact weights."""
-        is_known = "coarseness" in settings or settings.get("exact")
-        return {"predicted_cost": 0.0, **settings} if is_known else dict(settings)
 
     def covers(self, spec: TensorSpec) -> bool:
         """Whether the lossy rule covers a tensor: a weight, master weight or running statistic."""

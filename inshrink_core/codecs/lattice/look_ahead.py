@@ -20,11 +20,8 @@ from inshrink_core.codec import LookAheadStep, TensorInput
 from inshrink_core.codecs.lattice.block import is_matrix, is_statistic
 from inshrink_core.codecs.lattice.plan import (
     LatticePlanner,
-    affordable,
-    bounded_factors,
     codes_apart,
     mean_square,
-    predicted_cost,
     settled_factors,
 )
 from inshrink_core.codecs.lattice.step_size import Memory, codes_of, exact_mean, geometric_mean
@@ -57,15 +54,12 @@ class LookAheadStatistics(NamedTuple):
         Whether any value ever changed.
     moved
         Mean squared movement between neighbouring steps, by the later step's index.
-    squares
-        Mean squares of its values.
     second_moments, momenta
         Means of Adam's second moment and of squared momentum, if the run has them.
     """
 
     changed: bool
     moved: Mapping[int, float]
-    squares: tuple[float, ...]
     second_moments: tuple[float, ...]
     momenta: tuple[float, ...]
 
@@ -104,7 +98,7 @@ class LookAhead(LatticePlanner):
             return None
         n_seen = min(spec.numel, SAMPLE_RUN * SAMPLE_RUNS)
         changed, moved = False, {}
-        squares, second_moments, momenta = [], [], []
+        second_moments, momenta = [], []
         before: tuple[int, Tensor] | None = None
         for place, item in inputs:
             now = as_float32(item.sample)
@@ -112,7 +106,6 @@ class LookAhead(LatticePlanner):
                 changed = True
             if before is not None and before[0] == place - 1:
                 moved[place] = mean_square(now - before[1])
-            squares.append(mean_square(now))
             moments = item.auxiliary(TensorRole.EXP_AVG_SQ, sampled=True)
             if moments is not None:
                 second_moments.append(exact_mean(sample_sums(moments, None, moments)[2], n_seen))
@@ -120,7 +113,7 @@ class LookAhead(LatticePlanner):
             if momentum is not None:
                 momenta.append(mean_square(momentum))
             before = place, now
-        return LookAheadStatistics(changed, moved, tuple(squares), tuple(second_moments), tuple(momenta))
+        return LookAheadStatistics(changed, moved, tuple(second_moments), tuple(momenta))
 
     def initial_memory(
         self, specs: Sequence[TensorSpec], statistics: Sequence[Any], rates: Sequence[Mapping[str, float]]
@@ -137,26 +130,7 @@ class LookAhead(LatticePlanner):
         memory = Memory(movement=movement, rate=_rate(matrices, rates), settled=moving | codes)
         moved = {spec.key: _mean_moved(seen) for spec, seen in known if not is_statistic(spec)}
         factors = settled_factors(memory, self.sensitivity)
-        memory = replace(memory, apart=codes_apart(moved, movement, factors))
-        if self.predicted_cost:
-            factors = bounded_factors(memory, factors)
-            memory = replace(memory, coarseness=self._affordable(matrices, movement, factors))
-        return memory.to_values()
-
-    def _affordable(self, matrices: Sequence[_Seen], movement: float, factors: Mapping[str, float]) -> float:
-        """Return the coarseness that the predicted cost allows at every step, at least the configured one.
-
-        The step with the smallest weights decides.
-        """
-        costs = []
-        for at in range(max(len(seen.squares) for _, seen in matrices)):
-            rows = [
-                (spec.numel, seen.squares[at], movement, factors.get(spec.key, 1.0))
-                for spec, seen in matrices
-                if at < len(seen.squares)
-            ]
-            costs.append(predicted_cost(rows, self.uses_past))
-        return max(affordable(max(costs), self.predicted_cost), self.coarseness)
+        return replace(memory, apart=codes_apart(moved, movement, factors)).to_values()
 
 
 def _movement(matrices: Sequence[_Seen]) -> float:

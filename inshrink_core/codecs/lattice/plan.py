@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -77,15 +77,6 @@ or the recovery from one, and step sizes derived from it would erase the weights
 
 _UNKNOWN_SHARE = 1 / 32
 """Movement estimate without learning rate or second moments, in root mean squares of the tensor."""
-
-COST_OF_ERROR, COST_OF_SHAPED = 1.5, 2.5
-"""Upper bound of c in cost = c · Σ e² / Σ w². The cost of a restore is a share of the loss, e are the errors
-of plain rounding with the same step size, and w the weights of all matrices. The values are the largest
-measured of any task, with a margin (``docs/design.md``), for plain rounding and for error feedback."""
-
-_MAX_COARSENESS = 4.0
-"""Largest coarseness from a predicted cost; beyond it the cost grows faster than the square of the
-coarseness."""
 
 _APART = 6.0
 """Largest step size of an ordinary tensor, in movements of the tensor and over the coarseness. Above it, the
@@ -225,14 +216,11 @@ class LatticePlan:
         Memory for planning later frames.
     after_restore
         Whether step sizes may take any value, since the weights start from lattice points.
-    predicted_cost
-        Predicted cost of a restore of the frame; None without a prediction.
     """
 
     tensors: Mapping[str, TensorPlan] = field(default_factory=dict)
     memory: Mapping[str, Any] = field(default_factory=dict)
     after_restore: bool = False
-    predicted_cost: float | None = None
 
 
 class LatticePlanner(EncoderState[LatticePlan], FallbackCodec[LatticePlan]):
@@ -243,7 +231,6 @@ class LatticePlanner(EncoderState[LatticePlan], FallbackCodec[LatticePlan]):
     coarseness: float
     gamma: float
     sensitivity: float
-    predicted_cost: float
     exact: bool
 
     def observe(self, item: TensorInput, reference: TensorReference | None) -> LatticeStatistics | None:
@@ -280,20 +267,8 @@ class LatticePlanner(EncoderState[LatticePlan], FallbackCodec[LatticePlan]):
             key: _base(memory, now, rate, self.gamma, overall, adaptive=adaptive)
             for key, rate in rates.items()
         }
-        coarseness, cost = self.coarseness, None
-        if self.predicted_cost and memory.coarseness:
-            rows = (
-                (known[key][0].numel, o.mean_square, bases[key], factors.get(key, 1.0))
-                for key, o in matrices.items()
-            )
-            unit_cost = predicted_cost(rows, self.uses_past)
-            coarseness = memory.coarseness
-            # Held step sizes change by powers of two.
-            while unit_cost * coarseness**2 > self.predicted_cost and coarseness / 2 >= self.coarseness:
-                coarseness /= 2
-            memory, cost = replace(memory, coarseness=coarseness), unit_cost * coarseness**2
         plans = {
-            key: _tensor_plan(spec, o, bases[key], factors.get(key, 1.0), memory, coarseness)
+            key: _tensor_plan(spec, o, bases[key], factors.get(key, 1.0), memory, self.coarseness)
             for key, (spec, o) in known.items()
         }
         exact_rates = bool(_squares(matrices)) and all(rates.values())
@@ -303,7 +278,6 @@ class LatticePlanner(EncoderState[LatticePlan], FallbackCodec[LatticePlan]):
             tensors={key: plan for key, plan in plans.items() if plan is not None},
             memory=memory.to_values() if known else {},
             after_restore=context.after_restore,
-            predicted_cost=cost,
         )
 
     def _treated_apart(
@@ -326,17 +300,6 @@ class LatticePlanner(EncoderState[LatticePlan], FallbackCodec[LatticePlan]):
         """Return the step size, before any change for error feedback; None if the tensor is exact."""
         return None if self.exact or spec.key not in plan.tensors else plan.tensors[spec.key].width
 
-    def predicted(self, plan: LatticePlan) -> Mapping[str, Any] | None:
-        """Return the predicted cost, its bound, and the coarseness chosen from it."""
-        if plan.predicted_cost is None:
-            return None
-        return {
-            "restore_cost": plan.predicted_cost,
-            "how": "predicted",
-            "bounds": {"restore_cost": float(self.predicted_cost)},
-            "coarseness": plan.memory["coarseness"],
-        }
-
     def remember(self, plan: LatticePlan) -> Any:
         """Return the movement and learning rate at the chain's start, and probes of the weights."""
         return dict(plan.memory)
@@ -354,32 +317,6 @@ def bounded_factors(memory: Memory, factors: Mapping[str, float]) -> dict[str, f
     ratios = {key: memory.movement_ratio(key) or 0.0 for key in memory.apart}
     bounds = {key: _MAX_MOVEMENTS * math.sqrt(ratio) for key, ratio in ratios.items()}
     return {**factors, **{key: min(factors.get(key, 1.0), bound) for key, bound in bounds.items()}}
-
-
-def predicted_cost(matrices: Iterable[tuple[int, float, float, float]], shaped: bool) -> float:
-    """Return the predicted cost of a restore at coarseness 1, as a share of the loss; 0 if unknown.
-
-    It is c · Σ e² / Σ w² over all matrices, with weights w, rounding errors e, and c from `COST_OF_ERROR` or
-    `COST_OF_SHAPED`.
-
-    Parameters
-    ----------
-    matrices
-        For each matrix: number of weights, mean square, and the two factors of its step size.
-    shaped
-        Whether error feedback is on.
-    """
-    rows = [row for row in matrices if math.isfinite(row[1])]
-    squares = math.fsum(n * square for n, square, _, _ in rows)
-    errors = math.fsum(n * (base * factor) ** 2 / 12 for n, _, base, factor in rows)
-    return (COST_OF_SHAPED if shaped else COST_OF_ERROR) * errors / squares if squares > 0 else 0.0
-
-
-def affordable(unit_cost: float, most: float) -> float:
-    """Return the coarseness at which a restore costs `most`, given the cost at coarseness 1; 0 for none."""
-    if not unit_cost > 0:
-        return 0.0
-    return math.floor(100 * min(math.sqrt(most / unit_cost), _MAX_COARSENESS)) / 100
 
 
 def _settled(

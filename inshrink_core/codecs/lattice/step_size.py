@@ -184,8 +184,6 @@ class Memory:
         Root mean square of the weights' movement between frames; 0 if not known yet.
     rate
         Learning rate during that movement; 0 if not known.
-    coarseness
-        The coarseness chosen from the predicted restore cost; 0 if none was chosen.
     settled
         Values settled for the whole chain, by tensor key: `codes_of` mean squared gradients, or 0 for a
         running statistic that is known to move.
@@ -204,7 +202,6 @@ class Memory:
 
     movement: float = 0.0
     rate: float = 0.0
-    coarseness: float = 0.0
     settled: Mapping[str, int] = field(default_factory=dict)
     apart: Mapping[str, int] = field(default_factory=dict)
     probes: Mapping[str, bytes] = field(default_factory=dict)
@@ -217,7 +214,6 @@ class Memory:
         return cls(
             movement=positive(values.get("movement")),
             rate=positive(values.get("rate")),
-            coarseness=positive(values.get("coarseness")),
             settled=_entries(values.get("held"), int),
             apart=_entries(values.get("apart"), int),
             probes=_entries(values.get("probes"), bytes),
@@ -228,8 +224,6 @@ class Memory:
         values: dict[str, Any] = {"held": dict(self.settled)}
         if self.movement:
             values |= {"movement": self.movement, "rate": self.rate}
-        if self.coarseness:
-            values["coarseness"] = self.coarseness
         maps = {"apart": self.apart, "probes": self.probes}
         return values | {name: dict(entries) for name, entries in maps.items() if entries}
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from inshrink_core.ops.cpu.compiled import Float32s, Int32s, Int64s, UInt8s, any_large, given, kernel, part
+from inshrink_core.ops.cpu.tables import put_bits
 from inshrink_core.ops.lattice import (
     CONTEXT_BITS,
     EXACT,
@@ -392,17 +393,14 @@ def large_changes(
 
 
 @kernel
-def _write_extra(z: Int64s, bits: UInt8s) -> int:  # pragma: no cover - compiled
+def _write_extra(z: Int64s, bits: UInt8s) -> np.int64:  # pragma: no cover - compiled
     """Write the bits below the highest three of each number to zeroed bytes; return the number of bits."""
-    at = 0
+    at = np.int64(0)
     for i in range(z.size):
-        length = 5
+        length = np.int64(5)
         while z[i] >> (length + 3):
             length += 1
-        word = (z[i] & ((1 << length) - 1)) << (at & 7)
-        for k in range(((at & 7) + length + 7) >> 3):
-            bits[(at >> 3) + k] |= _U8((word >> (8 * k)) & 255)
-        at += length
+        at = put_bits(bits, at, z[i] & ((1 << length) - 1), length)
     return at
 
 

@@ -168,9 +168,9 @@ def write_kernel(rows: Int64s, frequencies: Int64s, precision: int, packed: UInt
     exponential Golomb bits of order 0. The second is the frequency without its highest bit, lowest bit first.
     """
     n_tables, n_symbols = frequencies.shape
-    at, width = np.int64(0), BIT_LENGTHS[n_tables - 1]  # a literal would compile `_put` twice
+    at, width = np.int64(0), BIT_LENGTHS[n_tables - 1]  # a literal would compile `put_bits` twice
     for c in range(rows.size):
-        at = _put(packed, at, rows[c], width)
+        at = put_bits(packed, at, rows[c], width)
     for table in range(n_tables):
         left, before = 1 << precision, 0
         for s in range(n_symbols):
@@ -181,13 +181,13 @@ def write_kernel(rows: Int64s, frequencies: Int64s, precision: int, packed: UInt
             code, n_code = _CODES[length - before], _CODE_LENGTHS[length - before]
             # After the code comes the frequency without its highest bit, which is implied.
             below = BIT_LENGTHS[f >> 1]
-            at = _put(packed, at, code | (f & ((1 << below) - 1)) << n_code, n_code + below)
+            at = put_bits(packed, at, code | (f & ((1 << below) - 1)) << n_code, n_code + below)
             before = length
             left -= f
 
 
 @part
-def _put(packed: UInt8s, at: int, value: int, n_bits: int) -> int:
+def put_bits(packed: UInt8s, at: int, value: int, n_bits: int) -> int:
     """Write fewer than 32 bits, lowest first; return the position after them."""
     word = value << (at & 7)
     for k in range(((at & 7) + n_bits + 7) >> 3):

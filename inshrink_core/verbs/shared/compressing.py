@@ -18,7 +18,7 @@ from inshrink_core.chain.attachments import holds_content, stored_view, tensor_d
 from inshrink_core.chain.base import BaseModel, require_base_codec
 from inshrink_core.chain.config import ChainConfig, LargeError, is_exact, optimizer_of
 from inshrink_core.chain.encoder import look_ahead
-from inshrink_core.chain.report import OriginalChecks, PredictedCost, original_checks, predicted_cost
+from inshrink_core.chain.report import OriginalChecks, original_checks
 from inshrink_core.chain.sizes import ArchiveSize, archive_size
 from inshrink_core.checkpoint import Checkpoint, TensorRole, TensorSpec, Unseen
 from inshrink_core.codec import DEFAULT_CODEC, FALLBACK_CODEC, AnyCodec, get_codec, make_codec
@@ -83,7 +83,6 @@ def write_run(request: Compress) -> CompressReport:
         # The evaluator compares every step with its neighbours, so all of them must be readable.
         opened = opened.readable(chosen)
         chosen = tuple(step for step in chosen if step in opened)
-        chain_config = chain_config.as_set()
     with ExitStack() as stack:
         if bounds is not None and chosen:
             resumed = is_archive(request.archive)
@@ -240,7 +239,6 @@ def report_on(
         codec=config.codec,
         config=config.config.settings(),
         optimizer=config.optimizer,
-        predicted=predicted_cost(finished),
         left_out=first.left_out,
         originals=original_checks(finished, finished.frames),
         unseen=first.unseen,
@@ -469,8 +467,6 @@ class CompressReport(Report):
         How optimizer state is stored: ``exact``, ``compressed``, ``compact`` or ``drop``.
     bound_record
         The quality bounds of every restored step, and how each step keeps them; None without bounds.
-    predicted
-        Predicted, not measured, maximum restore cost; None if a coarseness or bounds were set.
     unreadable
         Checkpoints of the run that cannot be read.
     left_out
@@ -503,7 +499,6 @@ class CompressReport(Report):
     config: Mapping[str, Any]
     optimizer: str
     bound_record: BoundRecord | None = None
-    predicted: PredictedCost | None = None
     unreadable: tuple[Skipped, ...] = ()
     left_out: tuple[Skipped, ...] = ()
     originals: OriginalChecks
@@ -524,7 +519,7 @@ class CompressReport(Report):
         "not_seen_into=unseen.text skipped branches fates seconds mb_per_s device codec "
         "buffers=rounded_buffers optimizer_state=optimizer_state base ratio_total ratio_weights "
         "bits_per_weight raw_bytes archive_bytes relative_error large_errors bounds max_drop "
-        "max_divergence max_restore_cost evaluations predicted frames=evaluated"
+        "max_divergence max_restore_cost evaluations frames=evaluated"
     )
 
     @property
@@ -607,8 +602,6 @@ class CompressReport(Report):
             Part written, as ``2/8``; absent without ``--part``.
         waiting : [int]
             Steps that wait for other parts; absent without ``--part``.
-        predicted : PredictedCost
-            Predicted cost of a restore; absent with bounds or a coarseness.
         bounds : Bounds
             Limits asked for. Without bounds this key, ``evaluations``, ``decided`` and ``max_…`` are absent.
         max_drop, max_divergence, max_restore_cost : float
@@ -620,8 +613,7 @@ class CompressReport(Report):
         left_out = [f"{row.path}: {row.reason}" for row in self.left_out]
         base = {} if self.size.base is None else {"base": plain_value(self.size.base)}
         shared = {} if self.part is None else {"part": self.part, "waiting": list(self.waiting)}
-        predicted = {} if self.predicted is None else {"predicted": self.predicted._asdict()}
-        return requested | base | shared | predicted | Report.to_json(self) | {"left_out": left_out}
+        return requested | base | shared | Report.to_json(self) | {"left_out": left_out}
 
     def remarks(self) -> Iterator[str]:
         """Yield remarks for the terminal."""
