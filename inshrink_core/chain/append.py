@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from inshrink_core.archive import ArchiveWriter, PartWriter
 from inshrink_core.chain.archive import Archive, open_base_at
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 WORTHWHILE: Final = 0.99
 """A delta frame must be smaller by a hundredth, or it does not justify its dependence on earlier frames."""
 
+_Value = TypeVar("_Value")
 
 TensorDone = Callable[[TensorSpec], None]
 """Called after each tensor is written; may raise to cancel, which leaves the archive unchanged."""
@@ -196,6 +197,10 @@ class ChainWriter:
         except NotFoundError:  # in other cells
             value = self.archive.decode(info, tensor_spec.key)[0][box_of(spec).slices].contiguous()
         return self._restored.setdefault(spec.key, value)
+
+    def of_all(self, value: _Value) -> Sequence[_Value]:
+        """All-gather a value over the ranks that write a frame together; a single writer gets its own."""
+        return self.split.gathered(value) if isinstance(self.split, Shards) else [value]
 
     def _owns(self, spec: TensorSpec) -> bool:
         """Whether this writer writes a tensor, as its only writer or as the owner of its part."""

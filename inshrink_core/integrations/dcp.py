@@ -10,13 +10,14 @@ import io
 import math
 import os
 import re
+import threading
 from collections import ChainMap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, ClassVar, Final, TypeAlias, TypeVar, cast
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import (
@@ -58,7 +59,8 @@ from inshrink_core.formats.dcp_state import (
 )
 from inshrink_core.formats.distributed import METADATA
 from inshrink_core.frame import FrameInfo
-from inshrink_core.integrations.dcp_ranks import Ranks
+from inshrink_core.integrations.dcp_ranks import Ranks, ShardedEvaluator
+from inshrink_core.training.check import Check, CheckedWriter, require_check_options
 
 _Value = TypeVar("_Value")
 
@@ -125,6 +127,10 @@ class InshrinkWriter(StorageWriter):
         As for ``dcp.save``.
     timeout
         Seconds to wait for a rank.
+    model, check, max_restore_cost, check_every
+        As for `inshrink_core.Saver`: the model whose state is saved, and a function of it that all ranks
+        call together. Restored values are loaded into the model, the function is called, and the model's
+        values are put back. Such a writer works with ``dcp.save`` only.
 
     Raises
     ------
@@ -159,8 +165,20 @@ class InshrinkWriter(StorageWriter):
         process_group: ProcessGroup | None = None,
         no_dist: bool = False,
         timeout: float = 600.0,
+        model: nn.Module | None = None,
+        check: Check | None = None,
+        max_restore_cost: float | None = None,
+        check_every: int = 1,
     ) -> None:
         super().__init__()
+        require_check_options(check, max_restore_cost, check_every)
+        if (model is None) != (check is None):
+            raise InputError("a check needs a model", remedy="give the writer both, or neither")
+        self._model, self._check = model, check
+        self._max_restore_cost, self._check_every = max_restore_cost, check_every
+        self._evaluator: ShardedEvaluator | None = None
+        self._checked: CheckedWriter | None = None
+        self._thread = threading.get_ident()
         self.archive = os.fspath(archive)
         storage = storage_at(archive)
         if not (storage.exclusive or storage.writable):
@@ -189,9 +207,19 @@ class InshrinkWriter(StorageWriter):
         self._parts: list[WrittenPart] = []
 
     def __reduce__(self) -> tuple[Any, ...]:
+        self._require_live(there=False)
         # A process that saves during training unpickles the writer for each save, and keeps the first.
         options = dict(resumed_from=self._resumed_from, no_dist=self._no_dist, timeout=self._timeout)
         return _writer_of_process, (self.archive, {**self._options, **options})
+
+    def _require_live(self, *, there: bool = True) -> None:
+        """Refuse to load states into a model while it is trained."""
+        if self._check is not None and not (there and threading.get_ident() == self._thread):
+            raise InputError(
+                "a check puts states into the model, which training must not use meanwhile",
+                where=self.archive,
+                remedy="save with dcp.save, on the thread that made the writer",
+            )
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begin a save: meet the other ranks and compare options.
@@ -208,6 +236,7 @@ class InshrinkWriter(StorageWriter):
         ConflictError
             A rank did not come in time, or has other options than the first.
         """
+        self._require_live()
         if self._ranks is None:
             timeout = timedelta(seconds=self._timeout)
             self._ranks = Ranks(self._process_group, timeout, no_dist=self._no_dist)
@@ -215,8 +244,11 @@ class InshrinkWriter(StorageWriter):
         self._ranks.meet(f"save {checkpoint_id}")
 
         def options() -> dict[str, Any]:
+            agreed: dict[str, Any] = {name: self._options[name] for name in _AGREED}
+            agreed |= {"check": "none" if self._check is None else "a check"}
+            agreed |= {"max_restore_cost": self._max_restore_cost, "check_every": self._check_every}
             step = {"step": step_of(checkpoint_id), "archive": self.archive}
-            return step | {name: str(self._options[name]) for name in _AGREED}
+            return step | {name: str(value) for name, value in agreed.items()}
 
         numbers = self._ranks.numbers
         first, *others = self._ranks.gathered(options, "the comparison of options")
@@ -346,10 +378,14 @@ class InshrinkWriter(StorageWriter):
         ranks, self._step = self._started, None
         try:
             info = cast("_SaveInfo", ranks.gathered(lambda: self._info, "the exchange of the plan")[0])
-            chain, checkpoint, places = self._prepared(info, ranks, plan, planner)
+            ready = self._prepared(info, ranks, plan, planner)
+            chain = ready.chain
             with ranks.exchanging():
-                chain.split = Shards(places, lambda value: ranks.gathered(lambda: value, _OBSERVATIONS))
-                chain.append(checkpoint, keyframe=chain.keyframe_is_due)
+                chain.split = Shards(ready.places, lambda value: ranks.gathered(lambda: value, _OBSERVATIONS))
+                if self._check is None:
+                    chain.append(ready.checkpoint, keyframe=chain.keyframe_is_due)
+                else:
+                    self._checked_for(ready, ranks).append(chain, ready.checkpoint)
             _part_of(chain).suspend()
             self._written = _id_of(chain.parent)
             if info.generation is not None:
@@ -360,14 +396,13 @@ class InshrinkWriter(StorageWriter):
             if self._chain is not None:
                 _part_of(self._chain).suspend()
             self._chain = None
+            self._forget_checked()
             self._release()
             raise
         return _done([WriteResult(item.index, _nbytes(item), None) for item in plan.items])
 
-    def _prepared(
-        self, info: _SaveInfo, ranks: Ranks, plan: SavePlan, planner: SavePlanner
-    ) -> tuple[ChainWriter, Checkpoint, dict[str, int]]:
-        """Return the chain, what this rank appends, and at which places; if one rank fails, all do."""
+    def _prepared(self, info: _SaveInfo, ranks: Ranks, plan: SavePlan, planner: SavePlanner) -> _Ready:
+        """Return what this rank appends, and to which chain; if one rank fails, all do."""
         tensors: list[_RankTensor] = []
 
         def resolved() -> dict[str, bytes]:
@@ -391,16 +426,42 @@ class InshrinkWriter(StorageWriter):
         order = {key: place for place, key in enumerate(state.tensors.values())}
         made: list[tuple[ChainWriter, Checkpoint]] = []
 
-        def opened() -> list[_Row]:
-            chain = self._chain_for(info, ranks)
+        def opened() -> tuple[list[_Row], bool]:
+            before, chain = self._chain, self._chain_for(info, ranks)
             cells = sorted(_cut(tensors, named).items(), key=lambda item: _row(item[0], order))
             full = _checkpoint(info.step, dict(cells), named, state, self.archive)
             made.append((chain, stored_view(full, chain.config.optimizer)))
-            return [_row(spec, order) for spec in made[0][1].specs]
+            return [_row(spec, order) for spec in made[0][1].specs], chain is before
 
-        rows = sorted(row for rows in ranks.gathered(opened, "the exchange of names") for row in rows)
+        rows_by_rank = ranks.gathered(opened, "the exchange of names")
+        if not all(goes_on for _, goes_on in rows_by_rank):
+            self._forget_checked()
+        rows = sorted(row for rows, _ in rows_by_rank for row in rows)
         (chain, checkpoint), places = made[0], {row: place for place, row in enumerate(rows)}
-        return chain, checkpoint, {spec.key: places[_row(spec, order)] for spec in checkpoint.specs}
+        rank_places = {spec.key: places[_row(spec, order)] for spec in checkpoint.specs}
+        return _Ready(chain, checkpoint, rank_places, tuple(named.specs.values()))
+
+    def _checked_for(self, ready: _Ready, ranks: Ranks) -> CheckedWriter:
+        """Return the writer with a check; all ranks try the check when they start."""
+        model = cast("nn.Module", self._model)
+        if self._evaluator is None:
+            self._evaluator = ShardedEvaluator(model, cast("Check", self._check), ranks)
+        self._evaluator.begin(ready.specs, ready.checkpoint.specs)
+        if self._checked is None:
+            self._checked = CheckedWriter.following(
+                self._evaluator,
+                model,
+                ready.chain.config,
+                self._max_restore_cost,
+                every=self._check_every,
+                resumed=ready.chain.parent is not None,
+            )
+        return self._checked
+
+    def _forget_checked(self) -> None:
+        checked, self._checked = self._checked, None
+        if checked is not None:
+            checked.close()
 
     def _chain_for(self, info: _SaveInfo, ranks: Ranks) -> ChainWriter:
         """Return the chain that a save continues: the previous one, if it was committed."""
@@ -448,6 +509,15 @@ class InshrinkWriter(StorageWriter):
         lock, self._lock = self._lock, None
         if lock is not None:
             lock.release()
+
+
+class _Ready(NamedTuple):
+    """What a rank appends, to which chain and at which places of the frame, and the specs of all ranks."""
+
+    chain: ChainWriter
+    checkpoint: Checkpoint
+    places: Mapping[str, int]
+    specs: tuple[TensorSpec, ...]
 
 
 _Row: TypeAlias = tuple[int, tuple[int, ...]]

@@ -1,28 +1,48 @@
-"""The ranks of a training that save together, and their collectives."""
+"""The ranks of a training that save together: their collectives, and checks of sharded models."""
 
 from __future__ import annotations
 
 import json
 import logging
+import math
+import operator
 import pickle
+import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from functools import partial
 from hashlib import sha256
-from typing import Any, Final, NamedTuple, TypeVar, cast
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar, cast
 from uuid import uuid4
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor, distributed, nn
 from torch.distributed import ProcessGroup, distributed_c10d
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from inshrink_core.errors import ConflictError, InputError, InshrinkError, named
+from inshrink_core.chain.parts import box_of, cells_of
+from inshrink_core.checkpoint import MODEL_ROLES, Box, Checkpoint, TensorSpec
+from inshrink_core.errors import (
+    ConflictError,
+    EvaluatorError,
+    InputError,
+    InshrinkError,
+    NotFiniteError,
+    named,
+)
+from inshrink_core.evaluate import Evaluation
+from inshrink_core.training.check import Check, ModelEvaluator
 
 _Value = TypeVar("_Value")
 
 _logger = logging.getLogger(__name__)
+
+_LOOK_S: Final = 1.0
+"""Interval at which a rank in a check looks for failures of others."""
 
 _PAUSES_S: Final = (0.001, 0.2)
 """First and longest pause of a rank that waits for others."""
@@ -200,15 +220,15 @@ class Ranks:
             # After a broken connection, wait for running ranks; the others have ended.
             is_over = seconds >= self._timeout.total_seconds()
             if all_notice() or (not (is_over and late()) and _until(all_notice, _GRACE_S)):
-                if not self._store.check([self._failure]):
-                    self._store.set(self._failure, f"rank {self.numbers[self.rank]}: {_first_line(error)}")
+                if not self.has_failed():
+                    self.fail(f"rank {self.numbers[self.rank]}: {_first_line(error)}")
                 return f"the ranks lost each other in {what} ({self._store.get(self._failure).decode()})"
             silent = [rank for rank, state in enumerate(states) if rank not in sound and state == waiting]
             if silent and not (is_over and late()):
                 why = self._without(silent, f"stopped answering in {what}", seconds)
             else:
                 why = self._without(late(), f"did not come to {what}", seconds)
-            self._store.set(self._failure, why)
+            self.fail(why)
         except RuntimeError as unserved:
             return _unserved(unserved)
         return why
@@ -266,7 +286,8 @@ class Ranks:
                 value.args = (f"rank {rank}: {value}",)
                 errors.append(value)
         if errors:
-            raise errors[0] from failure
+            # A check that failed may be an answer; a conflict ends the save.
+            raise min(errors, key=lambda error: not isinstance(error, ConflictError)) from failure
         return found
 
     @contextmanager
@@ -285,6 +306,26 @@ class Ranks:
         finally:
             self._known = None
         self.gathered(lambda: None, "the end")
+
+    def fail(self, why: str) -> None:
+        """Publish a failure for ranks that are not in a collective."""
+        if self._store is not None:
+            self._store.set(self._failure, why)
+
+    def has_failed(self) -> bool:
+        """Whether a rank has failed since the meeting."""
+        return self._store is not None and bool(self._store.check([self._failure]))
+
+    def send(self, given: Sequence[tuple[Tensor, int]], taken: Sequence[tuple[Tensor, int]]) -> None:
+        """Send tensors to ranks, and receive others in place, in the same order on both sides."""
+        if self.n_ranks == 1:
+            return
+        with self._exchange("the exchange of tensors"):
+            for work in [
+                *(self._connections.recv([tensor], rank, 0) for tensor, rank in taken),
+                *(self._connections.send([tensor], rank, 0) for tensor, rank in given),
+            ]:
+                work.wait()
 
 
 def _until(is_done: Callable[[], bool], seconds: float) -> bool:
@@ -315,3 +356,246 @@ def _conflict(what: str) -> ConflictError:
         remedy="nothing of this save is in the archive; see why a rank failed or is late; `timeout` says how"
         " long the others wait, `process_group` and `no_dist` which ranks save",
     )
+
+
+_CHECK: Final = "the check"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedEvaluation(Evaluation):
+    """The evaluation of one state by all ranks: means over the samples of all ranks."""
+
+    mean: Callable[[Callable[[], float | None]], float | None] = field(repr=False)
+
+    def divergence(self, restored: Evaluation) -> float | None:
+        """Return the mean over the ranks' samples."""
+        return self.mean(lambda: Evaluation.divergence(self, restored))
+
+    def restore_cost(self, restored: Evaluation, nats: float | None = None) -> float | None:
+        """Return the mean over the ranks' samples."""
+        return self.mean(lambda: Evaluation.restore_cost(self, restored, nats))
+
+
+_Place: TypeAlias = tuple[str, tuple[int, ...]]
+"""Key of a tensor and offsets of a cell: the name of a cell on all ranks."""
+
+
+def _place_of(spec: TensorSpec) -> _Place:
+    return spec.full_spec.key, box_of(spec).offsets
+
+
+class ShardedEvaluator(ModelEvaluator):
+    """Evaluates states of a sharded model by a function that all ranks call together.
+
+    Each state is loaded into the model, the function is called, and the model's values are put back, bit for
+    bit. Cells that another rank writes are received from that rank.
+
+    Parameters
+    ----------
+    model
+        The model of the training. The function gets it in eval mode, and no gradients are computed.
+    check
+        The function; may communicate. Ranks may evaluate different samples.
+    ranks
+        The ranks that save.
+
+    Notes
+    -----
+    Keeps a copy of the rank's shards during a check. The function runs on a thread: if it fails on one rank,
+    the other ranks stop waiting and leave their thread behind.
+    """
+
+    def __init__(self, model: nn.Module, check: Check, ranks: Ranks) -> None:
+        super().__init__(model, check)
+        self._ranks = ranks
+        self._cells: dict[str, list[tuple[TensorSpec, Box]]] = {}
+        self._lent: list[tuple[_Place, int, int]] = []
+        self._stuck: threading.Thread | None = None
+
+    def begin(self, specs: Iterable[TensorSpec], written: Iterable[TensorSpec]) -> None:
+        """Find which ranks send which cells of a save.
+
+        Parameters
+        ----------
+        specs, written
+            The tensors of the save, and the cells that this rank writes.
+
+        Raises
+        ------
+        EvaluatorError
+            The model has a tensor that the save lacks.
+        """
+        known = {spec.name: spec for spec in specs if spec.role in MODEL_ROLES}
+        self._cells = {}
+        for name, tensor in self._tensors().items():
+            if name in known:
+                self._cells[name] = _cells_in(known[name], tensor)
+            elif not any(other in known for other in self._tied.get(name, ())):
+                raise EvaluatorError(f"the save has no tensor '{name}' of the model", where=self.spec)
+        sent = {_place_of(spec) for spec in written if spec.role in MODEL_ROLES}
+        shards = {_place_of(cell) for cells in self._cells.values() for cell, _ in cells}
+        needed = [
+            (place, rank)
+            for rank, places in enumerate(self._ranks.gathered(lambda: sorted(shards - sent), _CHECK))
+            for place in places
+        ]
+        owners: dict[_Place, int] = {}
+        if needed:
+            asked = {place for place, _ in needed}
+            found = self._ranks.gathered(lambda: sent & asked, _CHECK)
+            owners = {place: rank for rank, places in enumerate(found) for place in places}
+        if lost := [place for place, _ in needed if place not in owners]:
+            raise EvaluatorError(f"no rank saves '{lost[0][0]}' at {lost[0][1]}", where=self.spec)
+        self._lent = [(place, owners[place], rank) for place, rank in needed]
+
+    def evaluate(self, state_dict: Mapping[str, Tensor] | Checkpoint) -> Evaluation:
+        """Return the evaluation by all ranks of a state, a `Checkpoint` of this rank's cells; else the model.
+
+        Raises
+        ------
+        EvaluatorError, NotFiniteError
+            As `ModelEvaluator`, on all ranks if one raises it.
+        """
+        live = {name: _local(tensor) for name, tensor in self._tensors().items()}
+        before = {name: tensor.clone() for name, tensor in live.items()}
+        modes = [(module, module.training) for module in self._model.modules()]
+        try:
+            if isinstance(state_dict, Checkpoint):
+                self._put(state_dict, live)
+            self._model.eval()
+            return self._shared()
+        finally:
+            if self._stuck is None:
+                self._tensors()  # reshards what the function gathered
+            for name, tensor in live.items():
+                tensor.copy_(before[name])
+            for module, mode in modes:
+                module.training = mode
+
+    def state_of(self, model: nn.Module) -> dict[str, Tensor]:
+        """Return nothing: the model is evaluated with its current state."""
+        return {}
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """Return the tensors of the model, as they are sharded."""
+        state = self._model.state_dict()
+        return {name: state[raw].detach() for raw, name in self._names.items()}
+
+    def _put(self, state: Checkpoint, live: Mapping[str, Tensor]) -> None:
+        """Load a state into the model."""
+        here = {_place_of(spec): spec for spec in state.specs if spec.role in MODEL_ROLES}
+        rank = self._ranks.rank
+        targets: dict[_Place, list[Tensor]] = {}
+        lent: list[tuple[Tensor, int]] = []
+
+        def load() -> None:
+            for name, cells in self._cells.items():
+                for cell, box in cells:
+                    target = live[name][box.slices]
+                    if _place_of(cell) in here:
+                        target.copy_(state[here[_place_of(cell)].key])
+                    else:
+                        targets.setdefault(_place_of(cell), []).append(target)
+            lent.extend(
+                (state[here[place].key].contiguous(), to) for place, owner, to in self._lent if owner == rank
+            )
+
+        self._ranks.gathered(load, _CHECK)
+        asked = [(place, owner) for place, owner, to in self._lent if to == rank]
+        found = [
+            (torch.empty(targets[place][0].shape, dtype=targets[place][0].dtype), owner)
+            for place, owner in asked
+        ]
+        self._ranks.send(lent, found)
+        for (place, _), (tensor, _) in zip(asked, found, strict=True):
+            for target in targets[place]:
+                target.copy_(tensor)
+
+    def _asked(self) -> Evaluation | None:
+        """Evaluate on a thread; return None if another rank fails, since collectives with it never end."""
+        if self._ranks.n_ranks == 1:
+            return self._answered(time.perf_counter())
+        if self._stuck is not None and self._stuck.is_alive():
+            raise EvaluatorError(
+                "an earlier check still waits for a rank that failed", where=self.spec, remedy="start again"
+            )
+        self._stuck = None
+        answers: list[Evaluation | BaseException] = []
+        device = next((tensor.device for tensor in self._tensors().values() if tensor.is_cuda), None)
+
+        def ask() -> None:
+            try:
+                if device is not None:
+                    torch.cuda.set_device(device)
+                answers.append(self._answered(time.perf_counter()))
+            except BaseException as error:  # raised again by the caller
+                answers.append(error)
+
+        thread = threading.Thread(target=ask, name="inshrink-check", daemon=True)
+        thread.start()
+        while thread.is_alive():
+            thread.join(_LOOK_S)
+            if thread.is_alive() and self._ranks.has_failed():
+                self._stuck = thread
+                return None
+        (answer,) = answers
+        if isinstance(answer, BaseException):
+            if not isinstance(answer, NotFiniteError):
+                self._ranks.fail(f"the check failed on rank {self._ranks.numbers[self._ranks.rank]}")
+            raise answer
+        return answer
+
+    def _shared(self) -> Evaluation:
+        """Return the evaluation by all ranks."""
+        evaluations: list[Evaluation] = []
+
+        def answer() -> tuple[Any, ...] | None:
+            found = self._asked()
+            if found is None:  # another rank sends its error
+                return None
+            evaluations.append(found)
+            rows = found.predictions if found.log_probs is None else found.log_probs
+            form = (found.metric, found.direction, found.log_probs is None, found.predictions is None)
+            return form, found.value, 1 if rows is None else len(rows)
+
+        answers = cast("list[tuple[Any, ...]]", self._ranks.gathered(answer, _CHECK))
+        for number, (form, _, _) in zip(self._ranks.numbers, answers, strict=True):
+            if form != answers[0][0]:
+                raise EvaluatorError(
+                    f"rank {number} returns another metric than rank {self._ranks.numbers[0]}",
+                    where=self.spec,
+                    expected=str(answers[0][0][0]),
+                    found=str(form[0]),
+                    remedy="return the same numbers and predictions on all ranks",
+                )
+        weights = [weight for _, _, weight in answers]
+        value = _mean([value for _, value, _ in answers], weights)
+
+        def mean(make: Callable[[], float | None]) -> float | None:
+            found = [value for value in self._ranks.gathered(make, _CHECK) if value is not None]
+            return _mean(found, weights) if len(found) == len(weights) else None
+
+        (found,) = evaluations
+        values = {field.name: getattr(found, field.name) for field in fields(Evaluation)}
+        return SharedEvaluation(**values | {"value": value, "metrics": {found.metric: value}}, mean=mean)
+
+
+def _mean(values: Sequence[float], weights: Sequence[float]) -> float:
+    """Return a weighted mean; exactly the value if all are equal."""
+    if len(set(values)) == 1:
+        return values[0]
+    return math.fsum(map(operator.mul, values, weights)) / math.fsum(weights)
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _cells_in(spec: TensorSpec, tensor: Tensor) -> list[tuple[TensorSpec, Box]]:
+    """Return the cells of a rank's shard of a tensor, with their boxes in the shard."""
+    if not isinstance(tensor, DTensor):
+        return [(spec, box_of(spec))]
+    sizes, offsets = compute_local_shape_and_global_offset(
+        tensor.shape, tensor.device_mesh, tensor.placements
+    )
+    return cells_of(spec, Box(tuple(offsets), tuple(sizes)))

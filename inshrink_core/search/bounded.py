@@ -20,13 +20,13 @@ from inshrink_core.chain.config import is_exact
 from inshrink_core.chain.sizes import ArchiveSize, archive_size
 from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint
 from inshrink_core.codec import FALLBACK_CODEC, EncoderState, get_codec
-from inshrink_core.errors import CheckFailedError, NotFiniteError
+from inshrink_core.errors import CheckFailedError, DamagedError, NotFiniteError
 from inshrink_core.evaluate.comparison import Compared, EvaluatedStep, largest
 from inshrink_core.formats import Run
 from inshrink_core.frame import FrameInfo
 from inshrink_core.metrics import Direction, worse_by
 from inshrink_core.search.bounds import FIGURES, BoundCheck, Bounds, Figures
-from inshrink_core.search.measure import frame_overhead, step_ratio
+from inshrink_core.search.measure import frame_overhead, restored_from, step_ratio
 from inshrink_core.search.space import Cube, CubePoint, Line, Settings, space_of, with_settings
 from inshrink_core.search.trials import BoundEvaluator, Measurer, OnTrial, Trial, TriedFrame, model_digests
 from inshrink_core.search.walk import Outcome, Walk, follow_line, walk_cube, walk_line
@@ -263,8 +263,10 @@ class BoundedWriter:
         self._steps: dict[int, StepQuality] = {}
         self.appended: Appended | None = None
 
-    def begin(self, checkpoint: Checkpoint) -> Cube | Line:
+    def begin(self, checkpoint: Checkpoint, chain: ChainWriter | None = None) -> Cube | Line:
         """Return the search space for the layer types of the first checkpoint.
+
+        If several processes write a chain together, the layer types of all of them count.
 
         Raises
         ------
@@ -274,6 +276,8 @@ class BoundedWriter:
         self._step = checkpoint.step
         if self._space is None:
             layers = {spec.layer for spec in checkpoint.specs if spec.role in MODEL_ROLES}
+            if chain is not None:
+                layers = layers.union(*chain.of_all(layers))
             self._space = space_of(self._base.codec, layers)
             self._last = self._space.point_of(self._base.config) if self._informed else None
         return self._space
@@ -315,7 +319,7 @@ class BoundedWriter:
         CheckFailedError
             The frame on disk decodes to other values than measured, and breaks the bounds.
         """
-        space = self.begin(checkpoint)
+        space = self.begin(checkpoint, chain)
         is_evaluated = self._follows or self._bounds is None
         if not is_evaluated and (why := self._why_not_evaluated(checkpoint.step)):
             self.appended = self.append_exactly(chain, checkpoint, done, why)
@@ -478,13 +482,23 @@ class BoundedWriter:
         trial, by the closed-loop property of codecs. Other frames are decoded.
         """
         archive, info = chain.archive, appended.info
-        if appended.as_prepared and is_intact(archive.reader.storage, archive.reader.info(info.frame_id)):
+
+        def sound() -> bool:
+            return is_intact(archive.reader.storage, archive.reader.info(info.frame_id))
+
+        if all(chain.of_all(appended.as_prepared and sound())):
             self._view = None
             return decision.trial or Figures(drop=0.0), decision.check
-        if self._view is None or self._view.reader is not archive.reader:
-            self._view = archive.sequential(values=False)
-        written, tried = self._view.checkpoint(info), decision.tried
-        if tried is not None and model_digests(written) == tried.digests:
+        if chain.split is not None:  # other processes also write parts of the frame, so it cannot be read yet
+            if not sound():
+                raise DamagedError("the part is not on disk as it was written", where=info.path)
+            written = restored_from(checkpoint, chain.state(keyframe=False).references)
+        else:
+            if self._view is None or self._view.reader is not archive.reader:
+                self._view = archive.sequential(values=False)
+            written = self._view.checkpoint(info)
+        tried = decision.tried
+        if all(chain.of_all(tried is not None and model_digests(written) == tried.digests)):
             return decision.trial or Figures(drop=0.0), decision.check
         figures = self.evaluator.figures(info.step, written)
         return figures, self.bounds.check(figures)
@@ -494,7 +508,7 @@ class BoundedWriter:
     ) -> Appended:
         """Write a step bit for bit, because no measurement shows that a smaller frame keeps the bounds."""
         self._usage = None  # without a measurement the next step cannot reuse these settings
-        chain.config = self._exact(self.begin(checkpoint))
+        chain.config = self._exact(self.begin(checkpoint, chain))
         return chain.append(checkpoint, done=done, quality={"how": "exact", "why": why})
 
     def can_repeat(self, chain: ChainWriter) -> bool:
@@ -570,8 +584,8 @@ class BoundedWriter:
         codec = chain.config.config
         persistence = 1.0
         if isinstance(codec, EncoderState):
-            states = chain.state(keyframe=False).references.values()
-            persistence = codec.error_persistence(*codec.shaped(states))
+            rows = chain.of_all(codec.shaped(chain.state(keyframe=False).references.values()))
+            persistence = codec.error_persistence(*(sum(counts) for counts in zip(*rows, strict=True)))
         return self.bounds.with_restore_cost(share / persistence)
 
     def _previous(self, parent: FrameInfo | None, step: int) -> Figures | None:

@@ -421,6 +421,8 @@ def step_ratio(
     encoded = encode_step(chain, checkpoint, state, index, None if is_complete else keys)
     nbytes = encoded.weights_nbytes if is_complete else encoded.scaled_nbytes
     raw: float = checkpoint.raw_bytes(MODEL_ROLES)
+    if state.shards is not None:
+        raw, nbytes = map(sum, zip(*state.shards.gathered((raw, nbytes)), strict=True))
     return raw / nbytes if nbytes else 0.0
 
 

@@ -356,11 +356,16 @@ class Measurer:
         """Return the trial of a candidate at a step that is encoded against a state, and its frame."""
         begun = time.perf_counter()
         encoded = encode_step(with_settings(self.base, candidate), checkpoint, state, index)
-        restored, step = encoded.restored(), checkpoint.step
-        tried, figures = None, None
+        restored, step, shards = encoded.restored(), checkpoint.step, state.shards
+        raw_weights, weights_nbytes, tried, figures = encoded.raw_weights, 0, None, None
         if self.sized:
+            weights_nbytes = encoded.weights_nbytes
+            if shards is not None:
+                rows = shards.gathered((raw_weights, weights_nbytes))
+                raw_weights, weights_nbytes = map(sum, zip(*rows, strict=True))
             tried = TriedFrame(encoded.index, model_digests(restored))
-            figures = self._figures.get((step, tuple(tried.digests.values())))
+            # The cache is per rank, so ranks of a collective save would disagree about cached figures.
+            figures = None if shards is not None else self._figures.get((step, tuple(tried.digests.values())))
         figures = figures or self.evaluator.figures(step, restored)
         if tried is not None:
             self._figures[step, tuple(tried.digests.values())] = figures
@@ -368,8 +373,8 @@ class Measurer:
             **asdict(figures),
             step=step,
             config=self.document(candidate),
-            raw_weights=encoded.raw_weights,
-            weights_nbytes=encoded.weights_nbytes if self.sized else 0,
+            raw_weights=raw_weights,
+            weights_nbytes=weights_nbytes,
             seconds=time.perf_counter() - begun,
         )
         return trial, encoded, tried

@@ -93,6 +93,10 @@ class ModelEvaluator:
         """
         begun = time.perf_counter()
         self._load(state_dict.state_dict() if isinstance(state_dict, Checkpoint) else state_dict)
+        return self._answered(begun)
+
+    def _answered(self, begun: float) -> Evaluation:
+        """Evaluate the model with its current state."""
         try:
             with torch.no_grad():
                 answer = self._check(self._model)
@@ -211,10 +215,31 @@ class CheckedWriter(Closing):
         self.failures: dict[int, str] = {}
 
     @classmethod
+    def following(
+        cls,
+        evaluator: ModelEvaluator,
+        model: nn.Module,
+        base: ChainConfig,
+        max_restore_cost: float | None,
+        **options: Any,
+    ) -> Self:
+        """Return the writer of a training, after trying the check on the current state of its model.
+
+        Raises
+        ------
+        EvaluatorError
+            The check fails.
+        """
+        limit = DEFAULT_MAX_RESTORE_COST if max_restore_cost is None else max_restore_cost
+        bounds = Bounds(max_restore_cost=limit)
+        bounds.completed(require_check(evaluator, model))
+        return cls(base, evaluator, bounds, follows=True, **options)
+
+    @classmethod
     def beside(
         cls, model: nn.Module, check: Check, base: ChainConfig, limit: float | None, **options: Any
     ) -> Self:
-        """Return the writer of a training, whose model is copied and checked as it is now.
+        """Return the writer of a training whose model is copied to be checked.
 
         Raises
         ------
@@ -225,9 +250,7 @@ class CheckedWriter(Closing):
         """
         space_of(base.codec)  # refuses a codec without a tunable parameter
         evaluator = ModelEvaluator(copied_model(model), check)
-        bounds = Bounds(max_restore_cost=DEFAULT_MAX_RESTORE_COST if limit is None else limit)
-        bounds.completed(require_check(evaluator, model))
-        return cls(base, evaluator, bounds, follows=True, forgiving=True, **options)
+        return cls.following(evaluator, model, base, limit, forgiving=True, **options)
 
     def append(self, chain: ChainWriter, checkpoint: Checkpoint, done: TensorDone | None = None) -> Appended:
         """Write a save as the smallest frame found that meets the bounds, or exactly."""
