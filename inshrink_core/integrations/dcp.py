@@ -15,7 +15,7 @@ from collections import ChainMap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any, ClassVar, Final, TypeAlias, TypeVar, cast
+from typing import Any, ClassVar, Final, NamedTuple, TypeAlias, TypeVar, cast
 
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup

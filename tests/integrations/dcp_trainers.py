@@ -20,6 +20,7 @@ def with_lightning(folder, page):
     """Train with the callback of the page, and load what it saved into the trained model again."""
     import lightning.pytorch as pl
     from lightning.pytorch.strategies import ModelParallelStrategy
+
     from tests.integrations.test_lightning_sharded import Net, loader
 
     names: dict = {}
