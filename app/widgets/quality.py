@@ -139,7 +139,4 @@ def archive_facts(archive: ChainReport) -> list[Fact]:
     found = known_of(archive)
     if found is not None:
         return known_facts(found, len(archive.steps))
-    if archive.predicted is not None:
-        cost = fmt.percent(archive.predicted.restore_cost)
-        return [("Restore cost", f"≤ {cost}", "predicted; Compare measures it", TIP)]
     return [("Restore cost", "–", "not measured yet", TIP)]
