@@ -8,13 +8,14 @@ import os
 import pickle
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from inshrink_core.archive import ArchiveWriter, is_archive
 from inshrink_core.archive.storage.contract import storage_errors
@@ -45,12 +46,14 @@ from inshrink_core.training.spool import (
     load_save,
     spool_folder,
 )
-from inshrink_core.training.staging import Staging
+from inshrink_core.training.staging import Staging, address
 from inshrink_core.training.state import (
     Also,
     Optimizers,
     TrainingState,
     memory,
+    parts_of,
+    states_of,
     tensors_in,
 )
 
@@ -165,6 +168,7 @@ class Saver:
     (10, 20)
     """
 
+    _hooks: Sequence[RemovableHandle] = ()
     _entered = False
     _taken_over = False
 
@@ -384,8 +388,9 @@ class Saver:
             Everything else that training needs to continue: numbers, strings, tensors, NumPy arrays, and
             lists and dicts of them, such as the state of a scheduler or a generator. Stored bit for bit.
         wait
-            Whether the save is durable when this returns. If not, a copy is written while training
-            continues, and the next `save`, `flush`, `restore` or `close` raises errors.
+            Whether the save is durable when this returns. If not, it is copied while training continues,
+            and the optimizer's next step waits for the copy: until then only the optimizer may change
+            parameters and state. The next `save`, `flush`, `restore` or `close` raises errors.
 
         Raises
         ------
@@ -404,8 +409,8 @@ class Saver:
         Notes
         -----
         Blocks while the checkpoint is written to the disk, and while two saves are pending. Without `wait`,
-        it blocks while everything is copied to host memory, and a thread writes the copy. The save survives
-        the process only after that.
+        buffers are copied at once, and a thread copies parameters and optimizer state and writes them; host
+        memory has one copy of all. The save survives the process only after that.
         """
         self._require_models()
         self._use()
@@ -431,7 +436,7 @@ class Saver:
         if wait:
             spool(files)
         else:
-            self._staging.start(files, spool)
+            self._staging.start(files, self._settled(files), spool)
         self.last_step = step
 
     def save_folder(
@@ -550,6 +555,31 @@ class Saver:
         content |= {"step": step, **({"extra": values} if values else {})}
         content[SAVE_KEY]["values"] = kinds
         return {"checkpoint": content, **({OPTIMIZER_NAME: beside} if beside else {})}
+
+    def _settled(self, files: Mapping[str, Any]) -> frozenset[int]:
+        """Return the `id` of all values that only optimizers change; their next steps wait for a copy."""
+        optimizers = [optimizer for group in self._state.optimizers.values() for optimizer in group]
+        if not self._hooks:
+            self._hooks = [each.register_step_pre_hook(self._staging.wait_for_copy) for each in optimizers]
+        groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+        trained = {address(parameter) for group in groups for parameter in group["params"]}
+        return frozenset(
+            id(value)
+            for content in files.values()
+            for part in parts_of(content)
+            for value in [
+                *(tensor for tensor in part.get("model", {}).values() if address(tensor) in trained - {0}),
+                *(state["state"] for state in states_of(part)),
+            ]
+        )
+
+    def before_step(self) -> None:
+        """Wait for the copy of a save without `wait`, where no optimizer hook does.
+
+        Call it before parameters change by anything but the optimizer's ``step``: a replayed CUDA graph, or
+        weights set by hand.
+        """
+        self._staging.wait_for_copy()
 
     def resume(self, step: int, folder: str | os.PathLike[str] | None = None) -> None:
         """Set where training continues after another program restored it; the next save follows that step.
@@ -727,6 +757,9 @@ class Saver:
         if not self.is_usable_here:
             return
         self._finalizer.detach()
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = ()
         with contextlib.ExitStack() as stack:
             if self._checked is not None:
                 stack.callback(self._checked.close)

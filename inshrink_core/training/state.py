@@ -186,7 +186,7 @@ class TrainingState:
                 )
             _require_same_model(model, part["model"], where, name)
         for name, optimizers in self.optimizers.items():
-            saved = [_group_sizes(state) for state in _states_of(_part(content, name))]
+            saved = [_group_sizes(state) for state in states_of(_part(content, name))]
             sizes = [[len(group["params"]) for group in each.param_groups] for each in optimizers]
             if saved and saved != sizes:
                 raise InputError(
@@ -200,7 +200,7 @@ class TrainingState:
     def load(self, content: Mapping[str, Any]) -> None:
         """Load saved states; optimizers without one are reset."""
         for name, optimizers in self.optimizers.items():
-            saved = _states_of(_part(content, name))
+            saved = states_of(_part(content, name))
             for number, optimizer in enumerate(optimizers):
                 if saved:
                     optimizer.load_state_dict(_without_names(saved[number]))
@@ -235,7 +235,7 @@ class TrainingState:
             parameters = dict(model.named_parameters(remove_duplicate=False))
             lost |= {id(parameters[raw]) for raw in wanted if raw in parameters}
         for name, optimizers in self.optimizers.items():
-            saved_states = _states_of(_part(content, name)) or [{}] * len(optimizers)
+            saved_states = states_of(_part(content, name)) or [{}] * len(optimizers)
             for optimizer, saved_state in zip(optimizers, saved_states, strict=True):
                 trained = (parameter for group in optimizer.param_groups for parameter in group["params"])
                 for number, parameter in enumerate(trained):
@@ -255,7 +255,12 @@ def _part(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return part if isinstance(part, dict) else {}
 
 
-def _states_of(part: Mapping[str, Any]) -> list[Any]:
+def parts_of(content: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the parts of a file: the main one, and one for each further name."""
+    return [content, *content.get("also", {}).values()]
+
+
+def states_of(part: Mapping[str, Any]) -> list[Any]:
     """Return the states of the optimizers of a part; empty if they were omitted."""
     saved = part.get("optimizer")
     return [] if saved is None else saved if isinstance(saved, list) else [saved]

@@ -88,6 +88,8 @@ def test_state_of_a_class_of_tensors_is_archived_as_the_tensors_it_is_made_of(pa
         for step in (1, 2):
             optimizer.step()
             saver.save(step, wait=wait)
+            if not wait:
+                saver.before_step()
     (state,) = optimizer.state.values()
     present = inshrink_core.open(path)[2]
     assert torch.equal(present["weight:gathered.codes@state"], state["gathered"].codes)

@@ -1,7 +1,8 @@
-"""Saves that are written while training goes on: equal to those that are written at once."""
+"""Saves that are copied while training goes on: equal to those that are written at once."""
 
 import threading
 import zipfile
+from typing import ClassVar
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import inshrink_core
 from inshrink_core.errors import StorageError
 from inshrink_core.training.saver import Saver
 from inshrink_core.training.spool import Spool
-from inshrink_core.training.staging import Staging
+from inshrink_core.training.staging import Staging, _Copies
 from tests.training.building import EXACT
 
 OPTIMIZERS = {
@@ -69,6 +70,11 @@ def step(model, optimizer, seed):
     optimizer.step(loss) if isinstance(optimizer, torch.optim.LBFGS) else (loss(), optimizer.step())
 
 
+def delay_copies(monkeypatch, wait):
+    settle = _Copies.settle
+    monkeypatch.setattr(_Copies, "settle", lambda *arguments: (wait(), settle(*arguments)))
+
+
 def entries(path):
     with zipfile.ZipFile(path) as archive:
         return {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
@@ -81,12 +87,12 @@ def test_a_lazy_save_is_byte_for_byte_the_eager_one(tmp_path, monkeypatch, name)
     slow = threading.Event()
 
     def keep(self, *args, **kwargs):
-        slow.wait(0.05)
         save = put(self, *args, **kwargs)
         stored[self.folder.name.partition(".")[0]].append(entries(save.path))
         return save
 
     monkeypatch.setattr(Spool, "put", keep)
+    delay_copies(monkeypatch, lambda: slow.wait(0.05))
     for how in stored:
         model, optimizer = build(name)
         with Saver(tmp_path / f"{how}.inshrink", model, optimizer, **EXACT) as saver:
@@ -98,24 +104,36 @@ def test_a_lazy_save_is_byte_for_byte_the_eager_one(tmp_path, monkeypatch, name)
     assert stored["eager"] == stored["lazy"]
 
 
-def test_everything_is_copied_before_save_returns_and_written_later(tmp_path, monkeypatch):
-    go, put = threading.Event(), Spool.put
-    monkeypatch.setattr(Spool, "put", lambda self, *a, **k: (go.wait(30), put(self, *a, **k))[1])
+def test_buffers_settings_and_foreign_tensors_are_copied_before_save_returns(tmp_path, monkeypatch):
+    go = threading.Event()
+    delay_copies(monkeypatch, lambda: go.wait(30))
     model, optimizer = build("AdamW")
     step(model, optimizer, 1)
     extra = torch.zeros(4)
-    weight, mean = model.first.weight.detach().clone(), model.norm.running_mean.clone()
+    mean = model.norm.running_mean.clone()
     with Saver(tmp_path / "a.inshrink", model, optimizer, **EXACT) as saver:
         saver.save(1, {"extra": extra}, wait=False)
         extra += 1
         optimizer.param_groups[0]["lr"] = 7.0
-        step(model, optimizer, 2)  # would hang if it waited for the disk
+        model(torch.randn(8, 6))  # moves the running mean
         go.set()
         assert saver.restore() == 1
         assert torch.equal(saver.extra["extra"], torch.zeros(4))
-        assert torch.equal(model.first.weight, weight)
         assert torch.equal(model.norm.running_mean, mean)
         assert optimizer.param_groups[0]["lr"] == 1e-3
+
+
+def test_the_optimizer_waits_for_the_copy_and_not_for_the_disk(tmp_path, monkeypatch):
+    written, put = threading.Event(), Spool.put
+    monkeypatch.setattr(Spool, "put", lambda self, *a, **k: (written.wait(30), put(self, *a, **k))[1])
+    model, optimizer = build("AdamW")
+    with Saver(tmp_path / "a.inshrink", model, optimizer, **EXACT) as saver:
+        saver.save(1, wait=False)
+        step(model, optimizer, 1)  # would hang if it waited for the disk
+        written.set()
+        saver.flush()
+    assert inshrink_core.open(tmp_path / "a.inshrink").steps == (1,)
+    assert not optimizer._optimizer_step_pre_hooks
 
 
 def test_what_the_thread_could_not_write_is_raised_by_the_next_call(tmp_path, monkeypatch):
@@ -133,6 +151,17 @@ def test_what_the_thread_could_not_write_is_raised_by_the_next_call(tmp_path, mo
     assert inshrink_core.open(tmp_path / "a.inshrink").steps == (2,)
 
 
+def test_without_an_optimizer_everything_is_copied_at_once(tmp_path):
+    model = torch.nn.Linear(4, 4)
+    before = model.weight.detach().clone()
+    with Saver(tmp_path / "a.inshrink", model, **EXACT) as saver:
+        saver.save(1, wait=False)
+        with torch.no_grad():
+            model.weight.zero_()
+        saver.restore()
+    assert torch.equal(model.weight, before)
+
+
 def test_tensors_that_are_no_plain_views_are_copied_too():
     odd = {
         "sparse": torch.eye(3).to_sparse(),
@@ -143,10 +172,64 @@ def test_tensors_that_are_no_plain_views_are_copied_too():
     }
     found = []
     staging = Staging()
-    staging.start(odd, found.append)
+    staging.start(odd, {id(value) for value in odd.values()}, found.append)
     staging.finish()
     staging.close()
     (made,) = found
     for name, value in odd.items():
         assert torch.equal(made[name].to_dense(), value.to_dense()), name
         assert made[name] is not value
+
+
+class FakeStream:
+    """Notes what a CUDA stream is told, by the thread that tells it."""
+
+    told: ClassVar[list[tuple[str, str]]] = []
+
+    def __init__(self, device):
+        self._note(f"made for {device}")
+
+    def _note(self, what):
+        self.told.append((threading.current_thread().name.partition("_")[0], what))
+
+    def wait_stream(self, other):
+        self._note(f"waits for {other}")
+
+    def synchronize(self):
+        self._note("synchronized")
+
+    def __enter__(self):
+        self._note("copies")
+
+    def __exit__(self, *_):
+        return None
+
+
+def test_a_device_copies_by_a_stream_that_begins_where_the_training_stands(monkeypatch):
+    monkeypatch.setattr("inshrink_core.training.staging._ASYNCHRONOUS", "cpu")
+    monkeypatch.setattr(FakeStream, "told", [])
+    monkeypatch.setattr(torch.cuda, "Stream", FakeStream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "the training's")
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream)
+    empty, pinned = torch.empty, []
+
+    def allocate(*shape, pin_memory=False, **options):
+        pinned.extend(shape if pin_memory else ())
+        return empty(*shape, **options)
+
+    monkeypatch.setattr(torch, "empty", allocate)
+    state = {"weight": torch.arange(6.0), "buffer": torch.ones(2)}
+    staging, found = Staging(), []
+    for _ in range(2):
+        staging.start(state, {id(state["weight"])}, found.append)
+        staging.finish()
+    staging.close()
+    assert pinned == [24]
+    assert all(torch.equal(made["weight"], torch.arange(6.0)) for made in found)
+    one_save = [
+        ("MainThread", "made for cpu"),
+        ("MainThread", "waits for the training's"),
+        ("inshrink-staging", "copies"),
+        ("inshrink-staging", "synchronized"),
+    ]
+    assert FakeStream.told == 2 * one_save
