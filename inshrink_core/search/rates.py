@@ -85,8 +85,8 @@ class Rates:
         Values of the parameter, ascending.
     keys
         Keys of the tensors.
-    layer_types, sizes
-        Layer type and number of elements of each tensor.
+    sizes : Float[ndarray, "n"]
+        Number of elements of each tensor.
     is_sampled : Bool[ndarray, "n"]
         Whether the tensor was encoded; other tensors get the values of their layer type.
     sensitivities : Float[ndarray, "n"]
@@ -111,7 +111,6 @@ class Rates:
     settings: tuple[str, ...]
     levels: NDArray[np.float64]
     keys: tuple[str, ...]
-    layer_types: tuple[str, ...]
     sizes: NDArray[np.float64]
     is_sampled: NDArray[np.bool_]
     sensitivities: NDArray[np.float64]
@@ -328,7 +327,6 @@ def rates_of(rows: Sequence[Mapping[str, Any]], setting: str, specs: Sequence[Te
         settings=tuple(name for name, value in turned.items() if value == turned[setting]),
         levels=np.array([float(row["set"]["settings"][setting]) for row in estimates]),
         keys=tuple(spec.key for spec in covered),
-        layer_types=tuple(map(_layer, covered)),
         sizes=np.array([float(spec.numel) for spec in covered]),
         is_sampled=np.array([spec.key in seen for spec in covered]),
         sensitivities=grid("sensitivity")[:, -1],

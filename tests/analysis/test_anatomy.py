@@ -5,10 +5,10 @@ import math
 import numpy as np
 import pytest
 import torch
+from inshrink_app.widgets.figures import thinned
 
 import inshrink_core
 from inshrink_core.analysis.anatomy import N_BINS, N_ROWS, anatomy, levels_of, row_means, value_histogram
-from inshrink_core.analysis.thinning import thinned
 from inshrink_core.codec import PROTECTED, QUANTIZED
 from inshrink_core.errors import ConfigError, InputError, NotFoundError
 from inshrink_core.formats import open_run

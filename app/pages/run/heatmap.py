@@ -25,13 +25,13 @@ from inshrink_app.widgets.figures import (
     linear_ticks,
     log_scale_ticks,
     steps_axis,
+    thinned,
     title,
 )
 from inshrink_app.widgets.modules import Node
 from numpy.typing import NDArray
 
 from inshrink_core.analysis.profile import Row
-from inshrink_core.analysis.thinning import thinned
 from inshrink_core.sensitivity import STATISTICS
 
 MAX_COLUMNS = 100
