@@ -281,6 +281,7 @@ class _Session:
         known = dict(self._archived)
         for step in self._steps:
             end = self._count.done + self.run[step].raw_bytes()
+            self._count.add(0, step)  # a bound is kept by trials before the first tensor is written
             try:
                 self._take(step)
             except (DamagedError, NotFoundError, StorageError) as error:
