@@ -9,6 +9,7 @@ import numpy
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict
 
@@ -65,16 +66,8 @@ def load(state, **reader):
     return state
 
 
-def flat(state, prefix=""):
-    if isinstance(state, dict):
-        return {k: v for name, inner in state.items() for k, v in flat(inner, f"{prefix}.{name}").items()}
-    if isinstance(state, list):
-        return {k: v for at, inner in enumerate(state) for k, v in flat(inner, f"{prefix}.{at}").items()}
-    return {prefix: state}
-
-
 def same(a, b):
-    one, other = flat(a), flat(b)
+    one, other = (flatten_state_dict(state)[0] for state in (a, b))
     return one.keys() == other.keys() and all(
         torch.equal(value, other[name]) if torch.is_tensor(value) else value == other[name]
         for name, value in one.items()
