@@ -6,6 +6,7 @@ returns the names of the parameters by optimizer and number.
 
 import random
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -208,13 +209,9 @@ def _plain(model_of, groups, save, optimizer=None):
     return make
 
 
-def _as_torch(folder, step, model, optimizer):
-    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
-    torch.save(state, folder / f"step_{step}.pt")
-
-
-def _as_sorted_torch(folder, step, model, optimizer):
-    state = {"model": dict(sorted(model.state_dict().items())), "optimizer": optimizer.state_dict()}
+def _as_torch(folder, step, model, optimizer, order=list):
+    weights = dict(order(model.state_dict().items()))
+    state = {"model": weights, "optimizer": optimizer.state_dict(), "step": step}
     torch.save(state, folder / f"step_{step}.pt")
 
 
@@ -292,7 +289,7 @@ PLAIN: Final[Mapping[str, Callable[[Path], Truth]]] = {
     "shuffled": _plain(lambda: _mlp(6, 32), _shuffled, _as_torch),
     "groups-by-depth": _plain(_blocks, _by_depth, _as_torch),
     "half-frozen": _plain(_half_frozen, lambda rows: [rows], _as_torch),
-    "sorted-torch": _plain(_blocks, _decayed, _as_sorted_torch),
+    "sorted-torch": _plain(_blocks, _decayed, partial(_as_torch, order=sorted)),
     "sorted-safetensors": _plain(_blocks, lambda rows: [rows], _as_safetensors),
 }
 """What writes a run, and returns its truth: the libraries, and loops in PyTorch."""

@@ -8,7 +8,9 @@ from benchmarks.fuzz.zero import GROUPS, save_zero, some_state
 from tests.formats.layouts.builders import (
     CRITIC,
     GPT,
+    OF_BOTH_ADAM,
     OF_GPT_ADAM,
+    OF_TWO_GPT_ADAM,
     adam,
     copy,
     critic,
@@ -20,7 +22,7 @@ from tests.formats.layouts.builders import (
     save_tensors,
     write_text,
 )
-from tests.formats.layouts.layout import ADAM, BUFFERS, WEIGHTS, layout
+from tests.formats.layouts.layout import BUFFERS, WEIGHTS, layout
 from tests.formats.shards import save_shards
 
 
@@ -44,7 +46,7 @@ def nanochat(folder, step):
     write_text(folder / f"meta_{step:06}.json", json.dumps({"step": step, "val_bpb": 1.1}))
 
 
-@layout("Megatron-LM", steps=(1000, 2000), parameters=2 * numel(GPT), roles=WEIGHTS | ADAM)
+@layout("Megatron-LM", steps=(1000, 2000), **OF_TWO_GPT_ADAM)
 def megatron(folder):
     for iteration in (1000, 2000):
         for rank in (0, 1):
@@ -160,9 +162,7 @@ def olmo(folder):
     (folder / "latest-unsharded").symlink_to("step2000-unsharded")
 
 
-@layout(
-    "verl", steps=(100, 200), parameters=numel(GPT, CRITIC), roles=WEIGHTS | ADAM, models=("actor", "critic")
-)
+@layout("verl", steps=(100, 200), **OF_BOTH_ADAM, models=("actor", "critic"))
 def verl(folder):
     for step in (100, 200):
         for name, state, shapes in (("actor", gpt(step), GPT), ("critic", critic(step), CRITIC)):

@@ -9,6 +9,7 @@ from tests.formats.layouts.builders import (
     OF_NET,
     OF_NET_ADAM,
     OF_NET_SGD,
+    OF_TWO_GPT_ADAM,
     adam,
     average,
     copy,
@@ -22,7 +23,7 @@ from tests.formats.layouts.builders import (
     sgd,
     write_text,
 )
-from tests.formats.layouts.layout import ADAM, WEIGHTS, layout
+from tests.formats.layouts.layout import layout
 
 _SCRIPT = "a training script"
 
@@ -149,7 +150,7 @@ def counter_that_restarts(folder):
         save(folder / f"ckpt_{name}.pt", gpt(n))
 
 
-@layout(_SCRIPT, steps=(100, 200), parameters=2 * numel(GPT), roles=WEIGHTS | ADAM)
+@layout(_SCRIPT, steps=(100, 200), **OF_TWO_GPT_ADAM)
 def ranks(folder, step):
     for rank in (0, 1):
         state = {"model": gpt(step, rank), "optimizer": adam(GPT, step), "step": step}

@@ -16,6 +16,7 @@ from tests.formats.layouts.builders import (
     OF_NET,
     OF_NET_ADAM,
     OF_NET_SGD,
+    OF_TWO_GPT_ADAM,
     Net,
     adam,
     average,
@@ -118,7 +119,7 @@ def dino(folder):
         save(folder / f"checkpoint{name}.pth", state | {"epoch": epoch + 1, "args": Namespace(lr=5e-4)})
 
 
-@layout("fvcore with ranks", steps=(12499, 24999), parameters=2 * numel(GPT), roles=WEIGHTS | ADAM)
+@layout("fvcore with ranks", steps=(12499, 24999), **OF_TWO_GPT_ADAM)
 def fvcore_ranks(folder):
     for iteration in (12499, 24999):
         for rank in (0, 1):
@@ -295,13 +296,7 @@ def gaussian_splatting(folder, iteration):
     save(folder / f"chkpnt{iteration}.pth", (captured, iteration))
 
 
-@layout(
-    "NeRF in PyTorch",
-    steps=(10_000, 20_000),
-    parameters=2 * numel(GPT),
-    roles=WEIGHTS | ADAM,
-    models=("network_fine",),
-)
+@layout("NeRF in PyTorch", steps=(10_000, 20_000), **OF_TWO_GPT_ADAM, models=("network_fine",))
 def nerf(folder, step):
     optimizer = adam({f"{n}{name}": shape for n in (0, 1) for name, shape in GPT.items()}, step)
     state = {"global_step": step, "network_fn_state_dict": gpt(step), "optimizer_state_dict": optimizer}

@@ -9,6 +9,7 @@ from tests.formats.layouts.builders import (
     CRITIC,
     GPT,
     NET,
+    OF_BOTH_ADAM,
     OF_GPT_ADAM,
     OF_NET_ADAM,
     adam,
@@ -207,13 +208,7 @@ def peft(folder):
     write_text(folder / "base/config.json")
 
 
-@layout(
-    "accelerate, two models",
-    steps=(0, 1),
-    parameters=numel(GPT, CRITIC),
-    roles=WEIGHTS | ADAM,
-    models=("model_1",),
-)
+@layout("accelerate, two models", steps=(0, 1), **OF_BOTH_ADAM, models=("model_1",))
 def accelerate(folder, step):
     inner = folder / f"checkpoints/checkpoint_{step}"
     save_tensors(inner / "model.safetensors", gpt(step))
@@ -263,13 +258,7 @@ def controlnet(folder, step):
     _accelerate(inner, step)
 
 
-@layout(
-    "diffusers, DreamBooth",
-    steps=(500, 1000),
-    parameters=numel(GPT, CRITIC),
-    roles=WEIGHTS | ADAM,
-    models=("unet", "text_encoder"),
-)
+@layout("diffusers, DreamBooth", steps=(500, 1000), **OF_BOTH_ADAM, models=("unet", "text_encoder"))
 def dreambooth(folder, step):
     inner = folder / f"checkpoint-{step}"
     save_tensors(inner / "unet" / _DIFFUSERS, gpt(step))
