@@ -50,6 +50,11 @@ def _named(n, value):
     return b"}(" + b"".join(_short(f"{i:x}") + value for i in range(n)) + b"u"
 
 
+def _optimizer(state=b"}", groups=b"]"):
+    """Leave the state of an optimizer on the stack; its groups stand last, and may go on."""
+    return b"}(" + _text("state") + state + _text("param_groups") + groups
+
+
 def _states(n):
     """Leave the states of `n` parameters on the stack that share one tensor."""
     each = b"}" + _short("exp_avg") + b"h\x03s"
@@ -107,7 +112,7 @@ CASES: dict[str, Callable[[], bytes]] = {
     "memo of one hash": lambda: _many(b"\x80\x02N", lambda i: b"p%d\n" % (_M61 * (i + 1)), b"."),
     "memo with holes": lambda: _many(b"\x80\x02N", lambda i: b"r" + struct.pack("<I", i << 14), b"."),
     "parameters of one hash": lambda: _many(
-        b"\x80\x02" + b"}(" + _text("state") + b"}" + _text("param_groups") + b"]}" + _text("params") + b"](",
+        b"\x80\x02" + _optimizer(groups=b"]}" + _text("params") + b"]("),
         lambda i: _long(_M61 * (i + 1)),
         b"esau.",
     ),
@@ -136,14 +141,7 @@ CASES: dict[str, Callable[[], bytes]] = {
         b"u.",
     ),
     "optimizers that share their state": lambda: _many(
-        _HEAD
-        + b"}("
-        + _text("state")
-        + _states(20_000)
-        + _text("param_groups")
-        + b"]uq\x040}"
-        + _text("optimizer")
-        + b"}(",
+        _HEAD + _optimizer(_states(20_000)) + b"uq\x040}" + _text("optimizer") + b"}(",
         lambda i: _short(f"{i:x}") + b"h\x04",
         b"us.",
     ),
@@ -202,15 +200,9 @@ CASES: dict[str, Callable[[], bytes]] = {
         b".",
     ),
     "groups of an optimizer again and again": lambda: _many(
-        b"\x80\x02cmine\nC\nq\x050}("
-        + _text("state")
-        + b"}"
-        + _text("param_groups")
-        + b"]}"
-        + _text("params")
-        + b"]("
-        + b"N" * 300_000
-        + b"esauq\x060N",
+        b"\x80\x02cmine\nC\nq\x050"
+        + _optimizer(groups=b"]}" + _text("params") + b"](" + b"N" * 300_000 + b"esa")
+        + b"uq\x060N",
         lambda _: b"0h\x05)\x81h\x06b",
         b".",
     ),
@@ -221,17 +213,7 @@ CASES: dict[str, Callable[[], bytes]] = {
     ),
     "objects": lambda: _fill(b"\x80\x02cmine\nC\nq\x050(", b"h\x05)\x81", b"l."),
     "weights of one shape and states of two": lambda: _many(
-        _HEAD
-        + b"}("
-        + _text("optimizer")
-        + b"}("
-        + _text("param_groups")
-        + b"]"
-        + _text("state")
-        + _states(25_000)
-        + b"u"
-        + _text("model")
-        + b"}(",
+        _HEAD + b"}(" + _text("optimizer") + _optimizer(_states(25_000)) + b"u" + _text("model") + b"}(",
         lambda i: _short(f"{i:x}") + b"h\x01h\x02R",
         b"uu.",
     ),

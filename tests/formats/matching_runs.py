@@ -1,29 +1,20 @@
 """Runs of which the training script knows whose every optimizer state is, and a count of what is attributed.
 
 Each kind trains a small model on the CPU, saves nine checkpoints as the library or script named does, and
-returns the names of the parameters by optimizer and number. Counted are the parameters with state:
-attributed right, unattributed, and wrong, by what was looked at:
-
-- ``headers``: no values;
-- ``values``: movement alone, no law of order;
-- ``no library``: everything but the order of a model's code;
-- ``all``: as a user has it.
+returns the names of the parameters by optimizer and number.
 """
 
 import random
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
-from unittest import mock
 
 import torch
 from torch import nn
 
 from inshrink_core.formats import open_run
-from inshrink_core.formats import run as run_module
-from inshrink_core.formats.matching.laws import Matching
 from inshrink_core.formats.matching.registered import saved_names
-from inshrink_core.formats.matching.values import gather
 
 N_SAVES: Final = 9
 EVERY: Final = 20
@@ -33,13 +24,11 @@ Truth = list[list[str]]
 """Names of the parameters of each optimizer, by number."""
 
 
-class Row(NamedTuple):
-    """Parameters with state, and how many of them are attributed right, not at all and wrong."""
+class Counted(NamedTuple):
+    """Parameters with state, and how many of them are attributed right and wrong."""
 
-    looked_at: str
     tensors: int
     right: int
-    unattributed: int
     wrong: int
 
 
@@ -220,13 +209,9 @@ def _plain(model_of, groups, save, optimizer=None):
     return make
 
 
-def _as_torch(folder, step, model, optimizer):
-    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
-    torch.save(state, folder / f"step_{step}.pt")
-
-
-def _as_sorted_torch(folder, step, model, optimizer):
-    state = {"model": dict(sorted(model.state_dict().items())), "optimizer": optimizer.state_dict()}
+def _as_torch(folder, step, model, optimizer, order=list):
+    weights = dict(order(model.state_dict().items()))
+    state = {"model": weights, "optimizer": optimizer.state_dict(), "step": step}
     torch.save(state, folder / f"step_{step}.pt")
 
 
@@ -304,47 +289,30 @@ PLAIN: Final[Mapping[str, Callable[[Path], Truth]]] = {
     "shuffled": _plain(lambda: _mlp(6, 32), _shuffled, _as_torch),
     "groups-by-depth": _plain(_blocks, _by_depth, _as_torch),
     "half-frozen": _plain(_half_frozen, lambda rows: [rows], _as_torch),
-    "sorted-torch": _plain(_blocks, _decayed, _as_sorted_torch),
+    "sorted-torch": _plain(_blocks, _decayed, partial(_as_torch, order=sorted)),
     "sorted-safetensors": _plain(_blocks, lambda rows: [rows], _as_safetensors),
 }
 """What writes a run, and returns its truth: the libraries, and loops in PyTorch."""
 
 
-def _last(run):
-    return next(p for p in reversed(run._parsed.values()) if p.slots)
-
-
-def _counted(owners, run, truth):
+def _counted(run, truth):
+    last = next(p for p in reversed(run._parsed.values()) if p.slots)
     prefixes = ["optimizer.state", *(f"optimizer.{i}.state" for i in range(1, len(truth)))]
     wanted = {
         f"{prefix}.{number}": name
         for prefix, names in zip(prefixes, truth, strict=True)
         for number, name in enumerate(names)
     }
-    held = [slot.key for slot in _last(run).slots if slot.shape is not None]
-    right = sum(owners.get(key) == wanted[key] for key in held)
-    wrong = sum(key in owners and owners[key] != wanted[key] for key in held)
-    return len(held), right, len(held) - right - wrong, wrong
-
-
-def by_values(run):
-    """Return what movement alone attributes."""
-    last = _last(run)
-    parsed = {step: p.matched(Matching({}, ())) for step, p in run._parsed.items()}
-    counter = run._access.counter
-    seen = gather(run.steps, last.slots, last.free, lambda step: parsed[step].checkpoint(step, counter), {})
-    return seen.certain
+    held = [slot.key for slot in last.slots if slot.shape is not None]
+    right = sum(last.owners.get(key) == wanted[key] for key in held)
+    wrong = sum(key in last.owners and last.owners[key] != wanted[key] for key in held)
+    return Counted(len(held), right, wrong)
 
 
 def measure(name, parent):
-    """Train one kind, and count what is attributed."""
+    """Train one kind, and count what is attributed by headers, and by values, too."""
     folder = parent / name
     folder.mkdir()
     truth = (LIBRARIES | PLAIN)[name](folder)
     run = open_run(folder)
-    found = {"headers": _last(run).owners, "values": by_values(run)}
-    with mock.patch("inshrink_core.formats.run.registered_order", return_value=()):
-        found["no library"] = _last(run.matched()).owners
-    run_module._matchings.clear()
-    found["all"] = _last(run.matched()).owners
-    return [Row(looked_at, *_counted(owners, run, truth)) for looked_at, owners in found.items()]
+    return _counted(run, truth), _counted(run.matched(), truth)

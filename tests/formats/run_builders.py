@@ -7,6 +7,8 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from tests.formats.layouts.builders import save_sharded
+
 
 def small_model(seed=0):
     torch.manual_seed(seed)
@@ -47,15 +49,7 @@ def save_huggingface(root, steps=(100, 200), sharded=False):
         train(model, optimizer)
         tensors = dict(model.state_dict())
         if sharded:
-            names = sorted(tensors)
-            parts = [names[: len(names) // 2], names[len(names) // 2 :]]
-            weight_map = {}
-            for i, part in enumerate(parts):
-                name = f"model-{i + 1:05d}-of-00002.safetensors"
-                save_file({n: tensors[n] for n in part}, folder / name, metadata={"format": "pt"})
-                weight_map |= dict.fromkeys(part, name)
-            index = {"metadata": {"total_size": 1}, "weight_map": weight_map}
-            (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+            save_sharded(folder, tensors)
         else:
             save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
         torch.save(optimizer.state_dict(), folder / "optimizer.pt")

@@ -25,6 +25,7 @@ def _complex():
     return torch.randn(3, 5, dtype=torch.complex64)
 
 
+OPTIMIZER = {"state": {0: {"exp_avg": torch.ones(3)}}, "param_groups": [{"params": [0], "lr": 0.1}]}
 ODD = {
     "conjugate": lambda: _complex().conj(),
     "conjugate and negative": lambda: torch._neg_view(_complex().conj()),
@@ -115,9 +116,8 @@ def test_a_view_of_a_stored_tensor_takes_its_values(tmp_path):
 
 
 def test_an_export_writes_or_names_what_it_cannot_hold(tmp_path):
-    optimizer = {"state": {0: {"exp_avg": torch.ones(3)}}, "param_groups": [{"params": [0], "lr": 0.1}]}
     model = {"w": torch.ones(3), "q": _quantized(torch.qint8), "c": _complex().conj()}
-    torch.save({"model": model, "optimizer": optimizer}, tmp_path / "c_1.pt")
+    torch.save({"model": model, "optimizer": OPTIMIZER}, tmp_path / "c_1.pt")
     inshrink_core.compress(tmp_path / "c_1.pt", tmp_path / "a", codec="lossless")
     packed = export(tmp_path / "a", tmp_path / "b", weights_only=True, exact=True)
     assert {"q (quantized)", "c (conjugate)"} <= set(packed.left_out)
@@ -130,10 +130,9 @@ def test_an_export_writes_or_names_what_it_cannot_hold(tmp_path):
 
 
 def test_an_optimizer_that_carries_tensors_of_the_model_is_not_dropped(tmp_path):
-    optimizer = {"state": {0: {"exp_avg": torch.ones(3)}}, "param_groups": [{"params": [0], "lr": 0.1}]}
     (tmp_path / "run").mkdir()
     for step in (1, 2):
-        state = {"model": {"w": torch.ones(3), "q": _quantized(torch.qint8)}, "optimizer": optimizer}
+        state = {"model": {"w": torch.ones(3), "q": _quantized(torch.qint8)}, "optimizer": OPTIMIZER}
         torch.save(state, tmp_path / "run" / f"c_{step}.pt")
     with pytest.raises(InputError, match=r"q \(quantized\)"):
         inshrink_core.compress(tmp_path / "run", tmp_path / "a", optimizer="drop")

@@ -9,6 +9,7 @@ import numpy
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict
 
@@ -53,10 +54,11 @@ def trained(step):
     return {"model": weights, "optim": moments, "train": rest}
 
 
-def save(path, *steps, state=trained, **options):
+def save(path, *steps, state=trained, planner=None, **options):
     writer = InshrinkWriter(path, **EXACT, **options)
     for step in steps:
-        dcp.save(state(step), storage_writer=writer, checkpoint_id=f"step-{step}", no_dist=True)
+        how = {"checkpoint_id": f"step-{step}", "planner": planner, "no_dist": True}
+        dcp.save(state(step), storage_writer=writer, **how)
     return writer
 
 
@@ -65,16 +67,8 @@ def load(state, **reader):
     return state
 
 
-def flat(state, prefix=""):
-    if isinstance(state, dict):
-        return {k: v for name, inner in state.items() for k, v in flat(inner, f"{prefix}.{name}").items()}
-    if isinstance(state, list):
-        return {k: v for at, inner in enumerate(state) for k, v in flat(inner, f"{prefix}.{at}").items()}
-    return {prefix: state}
-
-
 def same(a, b):
-    one, other = flat(a), flat(b)
+    one, other = (flatten_state_dict(state)[0] for state in (a, b))
     return one.keys() == other.keys() and all(
         torch.equal(value, other[name]) if torch.is_tensor(value) else value == other[name]
         for name, value in one.items()
@@ -131,30 +125,23 @@ def test_an_archive_of_a_run_is_loaded_and_restored_for_dcp(tmp_path):
     run = inshrink_core.open(inshrink_core.sample("digits-cnn"))
     archive, step = tmp_path / "a.inshrink", run.steps[1]
     compress(run, archive, steps=run.steps[:2], **EXACT)
-    weights = {name: torch.zeros_like(run[step][name]) for name in run[step].state_dict()}
-    moments = {
-        name: {"exp_avg": torch.zeros_like(run[step][f"{name}@exp_avg"])}
-        for name in weights
-        if f"{name}@exp_avg" in run[step]
-    }
-    assert moments
+    names = run[step].state_dict().keys()
+
+    def state(of, at):
+        moments = {
+            name: {"exp_avg": of(f"{name}@exp_avg")} for name in names if f"{name}@exp_avg" in run[step]
+        }
+        return {"model": {name: of(name) for name in names}, "optimizer": {"state": moments}, "step": at}
+
     restore(archive, tmp_path / "out", steps=[step], layout="dcp")
     for where in (
         {"storage_reader": InshrinkReader(archive, step=step)},
         {"checkpoint_id": tmp_path / "out"},
     ):
-        state = {
-            "model": {k: v.clone() for k, v in weights.items()},
-            "optimizer": {"state": {name: dict(held) for name, held in moments.items()}},
-            "step": 0,
-        }
-        dcp.load(state, **where, no_dist=True)
-        assert state["step"] == step
-        assert all(torch.equal(state["model"][name], run[step][name]) for name in weights)
-        assert all(
-            torch.equal(held["exp_avg"], run[step][f"{name}@exp_avg"])
-            for name, held in state["optimizer"]["state"].items()
-        )
+        found = state(lambda key: torch.zeros_like(run[step][key]), 0)
+        assert found["optimizer"]["state"]
+        dcp.load(found, **where, no_dist=True)
+        assert same(found, state(run[step].__getitem__, step))
 
 
 def test_names_of_megatron_are_weights_and_their_moments(path):
@@ -172,16 +159,7 @@ def test_names_of_megatron_are_weights_and_their_moments(path):
         made["decoder.layers.self_attention.core_attention._extra_state/shard_0_2"] = {"scale": step}
         return OrderedDict(made)
 
-    planner = dcp.DefaultSavePlanner(flatten_state_dict=False)
-    writer = InshrinkWriter(path, **EXACT)
-    for step in (1, 2):
-        dcp.save(
-            state(step),
-            storage_writer=writer,
-            checkpoint_id=f"iter_{step:07d}",
-            planner=planner,
-            no_dist=True,
-        )
+    save(path, 1, 2, state=state, planner=dcp.DefaultSavePlanner(flatten_state_dict=False))
     roles = {spec.key: spec.role for spec in inshrink_core.open(path)[2].specs}
     assert roles[layer] is TensorRole.WEIGHT
     assert roles[f"{layer}@exp_avg"] is TensorRole.EXP_AVG
@@ -257,9 +235,9 @@ def test_paths_are_saved_and_loaded(path, value):
 def test_bytes_in_memory_are_saved_and_loaded_where_they_were_read_to(path):
     stream = io.BytesIO(b"of a loader")
     stream.seek(3)
-    save(path, 1, state=lambda step: beside({"data": stream, "name": "x"}))
-    found = load(beside({"data": None, "name": None}), archive=path)["loader"]
-    assert (found["data"].getvalue(), found["data"].tell(), found["name"]) == (b"of a loader", 3, "x")
+    save(path, 1, state=lambda step: beside(stream))
+    found = load(beside(None), archive=path)["loader"]
+    assert (found.getvalue(), found.tell()) == (b"of a loader", 3)
 
 
 def test_training_that_goes_back_leaves_later_steps_on_their_branch(path):

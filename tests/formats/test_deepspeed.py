@@ -1,6 +1,6 @@
 """Folders of DeepSpeed are checkpoints of whole tensors, however ZeRO laid them out over ranks."""
 
-import shutil
+import os
 from pathlib import Path
 
 import pytest
@@ -146,27 +146,20 @@ def test_the_folder_of_a_trainer_is_one_checkpoint(tmp_path, stage):
 
 
 @pytest.mark.parametrize("stage", [1, 3])
-def test_a_missing_rank_is_named(tmp_path, stage):
+def test_a_damaged_or_missing_rank_is_named(tmp_path, stage):
     module, state = some_state()
     for step in (1, 2):
         save_zero(tmp_path / f"global_step{step}", module, state, GROUPS, stage=stage, n_ranks=4, step=step)
-    (tmp_path / "global_step2" / "zero_pp_rank_2_mp_rank_00_optim_states.pt").unlink()
-    run = open_run(tmp_path)
-    assert run.steps == (1,)
-    assert "zero_pp_rank_2_mp_rank_00_optim_states.pt' is missing" in run.unreadable[0].reason
+    broken = tmp_path / "global_step2" / "zero_pp_rank_2_mp_rank_00_optim_states.pt"
+    for spoil in (lambda: os.truncate(broken, broken.stat().st_size - 700), broken.unlink):
+        spoil()
+        run = open_run(tmp_path)
+        assert run.steps == (1,)
+        assert broken.name in run.unreadable[0].reason
     for path in (tmp_path / "global_step1").glob("*optim*"):
         path.unlink()
     with pytest.raises(DamagedError, match="' is missing"):
         open_run(tmp_path / "global_step1")
-
-
-def test_a_damaged_rank_is_named(tmp_path):
-    shutil.copytree(FIXTURES / "stage3", tmp_path / "run")
-    broken = tmp_path / "run" / "global_step3" / "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt"
-    broken.write_bytes(broken.read_bytes()[:-700])
-    run = open_run(tmp_path / "run")
-    assert run.steps == (2,)
-    assert "zero_pp_rank_1" in run.unreadable[0].reason
 
 
 def edited(path, edit):

@@ -24,7 +24,7 @@ from inshrink_core.formats import open_run, write_checkpoint
 from inshrink_core.formats.checkpoints import DistributedReader
 from inshrink_core.testing.readers import ReaderSuite
 from tests.builders import flip
-from tests.formats.run_builders import content_of, small_model, train
+from tests.formats.run_builders import Call, content_of, small_model, train
 from tests.formats.shards import edited, rewrite, save_shards, stored
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -217,53 +217,40 @@ def _transposed(folder, metadata):
 
 
 @pytest.mark.parametrize(
-    ("edit", "error", "said"),
+    ("edit", "error"),
     [
-        (_overlap, DamagedError, "overlap"),
-        (_of("scale", lambda told: told.chunks.append(told.chunks[0])), DamagedError, "overlap"),
-        (_of("rows", lambda told: told.chunks.pop()), DamagedError, "leave a hole"),
-        (_of("rows", lambda told: setattr(told, "size", torch.Size([9, 6]))), DamagedError, "reach past it"),
-        (
-            _of("rows", lambda told: setattr(told.properties, "dtype", torch.int32)),
-            DamagedError,
-            "differs from its description",
-        ),
-        (_transposed, DamagedError, "differs from its description"),
-        (
-            lambda _, held: held.storage_data.pop(MetadataIndex("rows", (7, 0))),
-            DamagedError,
-            "no file and offset for 'rows'",
-        ),
-        (lambda folder, _: (folder / "__1_0.distcp").unlink(), DamagedError, "is missing"),
-        (_cut, DamagedError, "shorter"),
-        (_swap, DamagedError, "overlap"),
-        (_set("rows", 1, offset=-8), DamagedError, "offset"),
-        (_set("rows", 1, length="8"), DamagedError, "length"),
-        (_set("rows", 1, offset=1 << 60), DamagedError, "shorter"),
-        (_set("rows", 1, length=20), DamagedError, "zip"),
-        (_set("rows", 1, relative_path="../__1_0.distcp"), UnsafePathError, "not safe"),
-        (_set("rows", 1, relative_path="/etc/passwd"), UnsafePathError, "not safe"),
-        (_set("rows", 1, transform_descriptors=["zstd"]), InputError, "zstd"),
+        (_overlap, DamagedError),
+        (_of("scale", lambda told: told.chunks.append(told.chunks[0])), DamagedError),
+        (_of("rows", lambda told: told.chunks.pop()), DamagedError),
+        (_of("rows", lambda told: setattr(told, "size", torch.Size([9, 6]))), DamagedError),
+        (_of("rows", lambda told: setattr(told.properties, "dtype", torch.int32)), DamagedError),
+        (_transposed, DamagedError),
+        (lambda _, held: held.storage_data.pop(MetadataIndex("rows", (7, 0))), DamagedError),
+        (lambda folder, _: (folder / "__1_0.distcp").unlink(), DamagedError),
+        (_cut, DamagedError),
+        (_swap, DamagedError),
+        (_set("rows", 1, offset=-8), DamagedError),
+        (_set("rows", 1, length="8"), DamagedError),
+        (_set("rows", 1, offset=1 << 60), DamagedError),
+        (_set("rows", 1, length=20), DamagedError),
+        (_set("rows", 1, relative_path="../__1_0.distcp"), UnsafePathError),
+        (_set("rows", 1, relative_path="/etc/passwd"), UnsafePathError),
+        (_set("rows", 1, transform_descriptors=["zstd"]), InputError),
     ],
 )
-def test_descriptions_that_lie_are_refused(tmp_path, edit, error, said):
+def test_descriptions_that_lie_are_refused(tmp_path, edit, error):
     tensors = {name: ((10, 6), PIECES[name]) for name in ("rows", "one")}
     folder = save_shards(tmp_path / "step-1", tensors | {"scale": MORE["scale"]})
     metadata = edited(folder)
     edit(folder, metadata)
     rewrite(folder, metadata)
-    with pytest.raises(error, match=said):
+    with pytest.raises(error):
         open_run(folder)
-
-
-class Bomb:
-    def __reduce__(self):
-        return (print, ("executed",))
 
 
 def test_a_description_that_calls_something_is_refused_and_not_executed(tmp_path, capsys):
     folder = save(tmp_path / "step-1", {"model": {"w": torch.ones(3)}})
-    rewrite(folder, replace(edited(folder), planner_data=Bomb()))
+    rewrite(folder, replace(edited(folder), planner_data=Call(print, "executed")))
     with pytest.raises(UnsafePickleError, match="print"):
         open_run(folder)
     assert capsys.readouterr().out == ""

@@ -1,5 +1,7 @@
 """Files from anywhere: no pickle runs, and damage gives one of our own errors."""
 
+import argparse
+import fractions
 import io
 import json
 import os
@@ -62,21 +64,10 @@ def test_a_directory_in_the_zip64_form_is_read(tmp_path):
         open_run(path)
 
 
-def test_namespaces_and_own_classes_are_refused():
-    import argparse
-    from fractions import Fraction
-
-    with pytest.raises(UnsafePickleError, match=r"argparse\.Namespace"):
-        read_pickle(pickle.dumps(argparse.Namespace(a=1)))
-    with pytest.raises(UnsafePickleError, match="Fraction"):
-        read_pickle(pickle.dumps(Fraction(1, 3)))
-
-
-def test_what_an_object_of_another_class_would_be_called_with_is_refused():
-    # NEWOBJ makes a partial without a call; REDUCE would call it.
-    program = b"\x80\x02cfunctools\npartial\ncos\nsystem\n\x85\x81X\x01\x00\x00\x00x\x85R."
-    with pytest.raises(UnsafePickleError, match=r"functools\.partial"):
-        read_pickle(program)
+@pytest.mark.parametrize("value", [argparse.Namespace(a=1), fractions.Fraction(1, 3)])
+def test_an_object_of_any_class_is_no_checkpoint(value):
+    with pytest.raises(UnsafePickleError, match=type(value).__name__):
+        read_pickle(pickle.dumps(value))
 
 
 def test_a_model_that_is_an_object_and_no_module_is_refused_with_its_class(tmp_path):

@@ -18,10 +18,9 @@ from tests.formats.matching_runs import PLAIN, measure
 
 @pytest.mark.parametrize("kind", PLAIN)
 def test_state_is_matched_right_or_not_at_all(tmp_path, kind):
-    rows = {row.looked_at: row for row in measure(kind, tmp_path)}
-    assert [row.wrong for row in rows.values()] == [0, 0, 0, 0]
-    assert rows["all"].right >= 0.7 * rows["all"].tensors
-    assert rows["all"].right >= rows["headers"].right
+    headers, matched = measure(kind, tmp_path)
+    assert headers.wrong == matched.wrong == 0
+    assert matched.right >= max(0.7 * matched.tensors, headers.right)
 
 
 def sorted_run(folder, steps, *, seed=0):

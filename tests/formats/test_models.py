@@ -14,6 +14,7 @@ import inshrink_core
 from inshrink_core.checkpoint import TensorRole, twins
 from inshrink_core.errors import NotFoundError
 from inshrink_core.formats import open_run
+from tests.formats.run_builders import Call
 
 
 def net(seed=0, width=6):
@@ -303,18 +304,11 @@ def test_torch_files_with_some_names_in_common_are_models_of_their_own(tmp_path)
     assert set(checkpoint.twins.values()) == {f"critic.{name}" for name in deeper.state_dict()}
 
 
-class Calling:
-    """An object whose pickle wants to run a command."""
-
-    def __reduce__(self):
-        return os.system, ("true",)
-
-
 def test_a_model_that_cannot_be_read_without_running_it_travels_as_it_is(tmp_path):
     folder = step_folder(tmp_path, 1)
     save_model(folder, STATE)
     (folder / "tower").mkdir()
-    torch.save({"a": Calling()}, folder / "tower/pytorch_model.bin")
+    torch.save({"a": Call(os.system, "true")}, folder / "tower/pytorch_model.bin")
     assert open_run(tmp_path)[1].models == ()
 
 

@@ -196,8 +196,9 @@ _GETATTR = b"c__builtin__\ngetattr\n"
         _GETATTR + b"(cmine\nC\n)\x81X\x01\0\0\0mtR)R",
         b"cmine\nC\n)\x81)R",
         b"cfunctools\npartial\ncos\nsystem\n\x85R)R",
+        b"cfunctools\npartial\ncos\nsystem\n\x85\x81X\x01\0\0\0x\x85R",
     ],
-    ids=["method of a class", "method of an object", "object", "partial"],
+    ids=["method of a class", "method of an object", "object", "partial", "partial that was not called"],
 )
 def test_what_a_value_would_do_if_it_were_called_is_refused(program):
     with pytest.raises(UnsafePickleError):

@@ -18,12 +18,12 @@ from inshrink_core.formats import NoCheckpointError, open_run
 from inshrink_core.formats.names import step_by_pattern
 from inshrink_core.formats.source import peek_sample
 from inshrink_core.ops.sample import sample
+from tests.builders import seeded
 from tests.formats.run_builders import same_bits, save_huggingface, save_run
 
 
-def _save(path, step=None, **tensors):
-    state = {"model": tensors or {"w": torch.ones(3)}}
-    torch.save(state if step is None else state | {"step": step}, path)
+def _save(path, step, **tensors):
+    torch.save({"model": tensors or {"w": torch.ones(3)}, "step": step}, path)
 
 
 def test_open_run_imports_neither_torch_nor_numpy(tmp_path):
@@ -141,8 +141,8 @@ def test_links_to_a_checkpoint_stand_once(tmp_path):
 
 
 def test_two_models_in_one_run_are_refused_by_name(tmp_path):
-    _save(tmp_path / "a_1.pt", **{f"a{i}": torch.ones(2) for i in range(4)})
-    _save(tmp_path / "b_2.pt", **{f"b{i}": torch.ones(2) for i in range(4)})
+    _save(tmp_path / "a_1.pt", 1, **{f"a{i}": torch.ones(2) for i in range(4)})
+    _save(tmp_path / "b_2.pt", 2, **{f"b{i}": torch.ones(2) for i in range(4)})
     with pytest.raises(InputError, match=r"two different models.*a_1\.pt.*b_2\.pt"):
         open_run(tmp_path)
     assert open_run(f"{tmp_path}/a_*.pt").steps == (1,)
@@ -204,7 +204,7 @@ def test_a_selection_of_checkpoints_is_read_alone_and_a_refresh_reads_the_rest(t
 
 
 def test_settings_are_read_strictly(tmp_path):
-    _save(tmp_path / "step_1.pt")
+    _save(tmp_path / "step_1.pt", 1)
     assert open_run(tmp_path).settings.file is None
     path = tmp_path / "inshrink.toml"
     path.write_text('[evaluator]\nfile = "e.py"\nfunction = "f"\nmetric = "accuracy"\ndirection = "higher"\n')
@@ -259,15 +259,10 @@ def test_reading_from_threads_gives_the_same_tensors(tmp_path):
     assert all(same_bits(a, run[10][key]) for a, key in zip(read, keys, strict=True))
 
 
-WEIGHTS = {"fc.weight": (8, 8), "fc.bias": (8,)}
-
-
-def save(path, seed=0, shapes=WEIGHTS, **beside):
+def save(path, seed):
     """Save a model with values by seed."""
-    generator = torch.Generator().manual_seed(seed)
     path.parent.mkdir(parents=True, exist_ok=True)
-    model = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
-    torch.save({"model": model, **beside} if beside else model, path)
+    torch.save({"fc.weight": seeded((8, 8), seed), "fc.bias": seeded((8,), seed)}, path)
 
 
 def fates(folder):

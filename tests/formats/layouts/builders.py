@@ -47,6 +47,8 @@ OF_NET: Final = {"parameters": numel(NET), "roles": WEIGHTS | BUFFERS}
 OF_NET_SGD: Final = OF_NET | {"roles": WEIGHTS | BUFFERS | SGD}
 OF_NET_ADAM: Final = OF_NET | {"roles": WEIGHTS | BUFFERS | ADAM}
 OF_GPT_ADAM: Final = {"parameters": numel(GPT), "roles": WEIGHTS | ADAM}
+OF_TWO_GPT_ADAM: Final = OF_GPT_ADAM | {"parameters": 2 * numel(GPT)}
+OF_BOTH_ADAM: Final = OF_GPT_ADAM | {"parameters": numel(GPT, CRITIC)}
 """What steps of each model have, for rows of the table."""
 
 

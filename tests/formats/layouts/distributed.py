@@ -8,7 +8,9 @@ from benchmarks.fuzz.zero import GROUPS, save_zero, some_state
 from tests.formats.layouts.builders import (
     CRITIC,
     GPT,
+    OF_BOTH_ADAM,
     OF_GPT_ADAM,
+    OF_TWO_GPT_ADAM,
     adam,
     copy,
     critic,
@@ -20,7 +22,7 @@ from tests.formats.layouts.builders import (
     save_tensors,
     write_text,
 )
-from tests.formats.layouts.layout import ADAM, BUFFERS, WEIGHTS, layout
+from tests.formats.layouts.layout import BUFFERS, WEIGHTS, layout
 from tests.formats.shards import save_shards
 
 
@@ -36,16 +38,7 @@ def _nested(tensors):
     return tree
 
 
-@layout(
-    "nanochat",
-    "model_000100.pt",
-    "optim_000100_rank0.pt",
-    "optim_000100_rank1.pt",
-    "meta_000100.json",
-    "model_000200.pt, …",
-    steps=(100, 200),
-    **OF_GPT_ADAM,
-)
+@layout("nanochat", steps=(100, 200), **OF_GPT_ADAM)
 def nanochat(folder, step):
     save(folder / f"model_{step:06}.pt", gpt(step))
     for rank in (0, 1):
@@ -53,16 +46,7 @@ def nanochat(folder, step):
     write_text(folder / f"meta_{step:06}.json", json.dumps({"step": step, "val_bpb": 1.1}))
 
 
-@layout(
-    "Megatron-LM",
-    "iter_0001000/mp_rank_00/model_optim_rng.pt",
-    "iter_0001000/mp_rank_01/model_optim_rng.pt",
-    "iter_0002000/…",
-    "latest_checkpointed_iteration.txt",
-    steps=(1000, 2000),
-    parameters=2 * numel(GPT),
-    roles=WEIGHTS | ADAM,
-)
+@layout("Megatron-LM", steps=(1000, 2000), **OF_TWO_GPT_ADAM)
 def megatron(folder):
     for iteration in (1000, 2000):
         for rank in (0, 1):
@@ -76,10 +60,6 @@ def megatron(folder):
 
 @layout(
     "DeepSpeed, ZeRO 1",
-    "global_step1000/{mp_rank_00_model_states.pt, zero_pp_rank_0_mp_rank_00_optim_states.pt, "
-    "zero_pp_rank_1_mp_rank_00_optim_states.pt}",
-    "global_step2000/{…}",
-    "latest",
     steps=(1000, 2000),
     parameters=35 + 5 + 30 + 3,
     roles=WEIGHTS | BUFFERS | {"exp_avg", "exp_avg_sq", "master"},
@@ -93,9 +73,6 @@ def deepspeed(folder):
 
 @layout(
     "DeepSpeed, ZeRO 3, in transformers",
-    "checkpoint-1000/global_step1000/{zero_pp_rank_0_mp_rank_00_model_states.pt, …}",
-    "checkpoint-1000/{trainer_state.json, latest}",
-    "checkpoint-2000/{…}",
     steps=(1000, 2000),
     parameters=35 + 5 + 30 + 3,
     roles=WEIGHTS | BUFFERS | {"exp_avg", "exp_avg_sq"},
@@ -130,12 +107,7 @@ def _moments(step, prefix):
 
 
 @layout(
-    "torchtitan (DCP)",
-    "checkpoint/step-500/{.metadata, __0_0.distcp, __1_0.distcp}",
-    "checkpoint/step-1000/{…}",
-    steps=(500, 1000),
-    parameters=numel(GPT),
-    roles=WEIGHTS | {"exp_avg", "exp_avg_sq"},
+    "torchtitan (DCP)", steps=(500, 1000), parameters=numel(GPT), roles=WEIGHTS | {"exp_avg", "exp_avg_sq"}
 )
 def torchtitan(folder, step):
     tensors = gpt(step) | _moments(step, "optimizer.state.")
@@ -146,8 +118,6 @@ def torchtitan(folder, step):
 
 @layout(
     "FSDP in transformers",
-    "checkpoint-500/{pytorch_model_fsdp_0/, optimizer_0/, trainer_state.json}",
-    "checkpoint-1000/{…}",
     steps=(500, 1000),
     parameters=numel(GPT),
     roles=WEIGHTS | {"exp_avg", "exp_avg_sq"},
@@ -163,16 +133,7 @@ def fsdp(folder, step):
     write_text(inner / "trainer_state.json", json.dumps({"global_step": step, "log_history": []}))
 
 
-@layout(
-    "torchtune",
-    "epoch_0/{ft-model-00001-of-00002.safetensors, ft-model-00002-of-00002.safetensors, "
-    "ft-model.safetensors.index.json}",
-    "epoch_1/{…}",
-    "recipe_state/recipe_state.pt",
-    steps=(0, 1),
-    parameters=numel(GPT),
-    beside=("recipe_state/recipe_state.pt",),
-)
+@layout("torchtune", steps=(0, 1), parameters=numel(GPT), beside=("recipe_state/recipe_state.pt",))
 def torchtune(folder):
     for epoch in (0, 1):
         save_sharded(folder / f"epoch_{epoch}", gpt(epoch), "ft-model")
@@ -190,14 +151,7 @@ def torchtune_parts(folder):
     save(folder / "recipe_state.pt", {"optimizer": adam(GPT, 2), "seed": 1, "epochs_run": 2})
 
 
-@layout(
-    "OLMo",
-    "step1000-unsharded/{model.pt, optim.pt, train.pt, config.yaml}",
-    "step2000-unsharded/{…}",
-    "latest-unsharded (link)",
-    steps=(1000, 2000),
-    **OF_GPT_ADAM,
-)
+@layout("OLMo", steps=(1000, 2000), **OF_GPT_ADAM)
 def olmo(folder):
     for step in (1000, 2000):
         inner = folder / f"step{step}-unsharded"
@@ -208,18 +162,7 @@ def olmo(folder):
     (folder / "latest-unsharded").symlink_to("step2000-unsharded")
 
 
-@layout(
-    "verl",
-    "global_step_100/actor/{model_world_size_1_rank_0.pt, optim_world_size_1_rank_0.pt, "
-    "extra_state_world_size_1_rank_0.pt}",
-    "global_step_100/critic/{…}",
-    "global_step_200/…",
-    "latest_checkpointed_iteration.txt",
-    steps=(100, 200),
-    parameters=numel(GPT, CRITIC),
-    roles=WEIGHTS | ADAM,
-    models=("actor", "critic"),
-)
+@layout("verl", steps=(100, 200), **OF_BOTH_ADAM, models=("actor", "critic"))
 def verl(folder):
     for step in (100, 200):
         for name, state, shapes in (("actor", gpt(step), GPT), ("critic", critic(step), CRITIC)):
@@ -231,14 +174,7 @@ def verl(folder):
     write_text(folder / "latest_checkpointed_iteration.txt", "200")
 
 
-@layout(
-    "RLHF with PPO",
-    "checkpoint-100/{actor/pytorch_model.bin, critic/pytorch_model.bin}",
-    "checkpoint-200/{…}",
-    steps=(100, 200),
-    parameters=numel(GPT, CRITIC),
-    models=("actor", "critic"),
-)
+@layout("RLHF with PPO", steps=(100, 200), parameters=numel(GPT, CRITIC), models=("actor", "critic"))
 def rlhf(folder, step):
     for name, state in (("actor", gpt(step)), ("critic", critic(step))):
         save(folder / f"checkpoint-{step}/{name}/pytorch_model.bin", state)

@@ -1,5 +1,6 @@
 """A public layout of checkpoints, and what must come of a run that has it."""
 
+import re
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -28,7 +29,7 @@ class Layout:
     framework
         Who writes it.
     given
-        Its files, as documentation shows them, where they are not the names of the files.
+        Its files, as documentation shows them, where they are not in the order of their names.
     files
         Writes a small run of it into an empty folder.
     steps
@@ -70,13 +71,32 @@ class Layout:
 
     @property
     def shown(self):
-        """Its files, as documentation shows them."""
+        """Its files, as documentation shows them: of folders that are alike, the first one with its files."""
         if self.given:
             return self.given
-        with tempfile.TemporaryDirectory() as folder:
-            files = [path for path in self.write(Path(folder)).rglob("*") if path.is_file()]
-            names = [path.relative_to(folder).as_posix() for path in files]
-        return tuple(sorted(names, key=natural_key))
+        folders: dict[str, list[str]] = {}
+        with tempfile.TemporaryDirectory() as root:
+            for path in self.write(Path(root)).rglob("*"):
+                inside = path.parent.relative_to(root).as_posix()
+                if path.is_symlink():
+                    folders.setdefault(inside, []).append(f"{path.name} → {path.readlink()}")
+                elif path.is_file():
+                    folders.setdefault(inside, []).append(path.name)
+        shown, known = [], set()
+        for folder in sorted(folders, key=natural_key):
+            names = sorted(folders[folder], key=self._place)
+            alike = re.sub(r"\d+", "", "/".join([folder, *names]))
+            if folder == ".":
+                shown += names
+            elif len(names) == 1:
+                shown.append(f"{folder}/{names[0]}")
+            else:
+                shown.append(f"{folder}/{{{'…' if alike in known else ', '.join(names)}}}")
+            known.add(alike)
+        return tuple(shown)
+
+    def _place(self, name):
+        return self.order.index(name) if name in self.order else len(self.order), natural_key(name)
 
     @property
     def is_readable(self):

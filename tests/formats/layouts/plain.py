@@ -9,6 +9,7 @@ from tests.formats.layouts.builders import (
     OF_NET,
     OF_NET_ADAM,
     OF_NET_SGD,
+    OF_TWO_GPT_ADAM,
     adam,
     average,
     copy,
@@ -22,7 +23,7 @@ from tests.formats.layouts.builders import (
     sgd,
     write_text,
 )
-from tests.formats.layouts.layout import ADAM, WEIGHTS, layout
+from tests.formats.layouts.layout import layout
 
 _SCRIPT = "a training script"
 
@@ -82,10 +83,7 @@ def pairs_of_model_and_optimizer(folder, step):
 
 @layout(
     _SCRIPT,
-    "model_500k.pt",
-    "model_900k.pt",
-    "model_1M.pt",
-    "model_1.5M.pt",
+    *("model_500k.pt", "model_900k.pt", "model_1M.pt", "model_1.5M.pt"),
     steps=(500_000, 900_000, 1_000_000, 1_500_000),
     **OF_NET,
 )
@@ -96,9 +94,7 @@ def thousands_and_millions(folder):
 
 @layout(
     _SCRIPT,
-    "ckpt_2e4.pt",
-    "ckpt_1e5.pt",
-    "ckpt_1.5e6.pt",
+    *("ckpt_2e4.pt", "ckpt_1e5.pt", "ckpt_1.5e6.pt"),
     steps=(20_000, 100_000, 1_500_000),
     parameters=numel(GPT),
 )
@@ -110,25 +106,14 @@ def scientific_notation(folder):
 _TIMES = ("2024-05-12_13-45-50", "2024-05-12_13-46-10", "2024-05-13_09-07-05", "2024-06-01_00-00-00")
 
 
-@layout(
-    _SCRIPT,
-    "model_2024-05-12_13-45-50.pt",
-    "model_2024-05-12_13-46-10.pt",
-    "…",
-    order=tuple(f"model_{time}.pt" for time in _TIMES),
-    **OF_NET,
-)
+@layout(_SCRIPT, order=tuple(f"model_{time}.pt" for time in _TIMES), **OF_NET)
 def dates_and_times(folder):
     for n, time in enumerate(_TIMES):
         save(folder / f"model_{time}.pt", net(n))
 
 
 @layout(
-    "Hydra",
-    "2024-05-12/23-45-50/model.pt",
-    "2024-05-13/08-01-00/model.pt",
-    order=("2024-05-12/23-45-50/model.pt", "2024-05-13/08-01-00/model.pt"),
-    parameters=numel(GPT),
+    "Hydra", order=("2024-05-12/23-45-50/model.pt", "2024-05-13/08-01-00/model.pt"), parameters=numel(GPT)
 )
 def folders_of_dates(folder):
     for n, name in enumerate(("2024-05-12/23-45-50", "2024-05-13/08-01-00")):
@@ -165,7 +150,7 @@ def counter_that_restarts(folder):
         save(folder / f"ckpt_{name}.pt", gpt(n))
 
 
-@layout(_SCRIPT, steps=(100, 200), parameters=2 * numel(GPT), roles=WEIGHTS | ADAM)
+@layout(_SCRIPT, steps=(100, 200), **OF_TWO_GPT_ADAM)
 def ranks(folder, step):
     for rank in (0, 1):
         state = {"model": gpt(step, rank), "optimizer": adam(GPT, step), "step": step}
@@ -190,15 +175,7 @@ def pretrained_beside(folder):
     save(folder / "pretrained/backbone.pth", gpt(0, prefix="backbone."))
 
 
-@layout(
-    "a training that was killed while it saved",
-    "epoch_1.pth",
-    "epoch_2.pth",
-    "epoch_3.pth (cut off)",
-    steps=(1, 2),
-    **OF_NET,
-    left_out=("epoch_3.pth",),
-)
+@layout("a training that was killed while it saved", steps=(1, 2), **OF_NET, left_out=("epoch_3.pth",))
 def cut_off(folder):
     for epoch in (1, 2, 3):
         save(folder / f"epoch_{epoch}.pth", net(epoch))

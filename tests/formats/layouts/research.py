@@ -16,6 +16,7 @@ from tests.formats.layouts.builders import (
     OF_NET,
     OF_NET_ADAM,
     OF_NET_SGD,
+    OF_TWO_GPT_ADAM,
     Net,
     adam,
     average,
@@ -82,16 +83,7 @@ def mmengine(folder):
     write_text(folder / "last_checkpoint", "epoch_12.pth")
 
 
-@layout(
-    "Ultralytics",
-    "weights/epoch0.pt",
-    "weights/epoch10.pt",
-    "weights/best.pt",
-    "weights/last.pt",
-    steps=(0, 10),
-    **OF_NET_SGD,
-    duplicates=("weights/best.pt", "weights/last.pt"),
-)
+@layout("Ultralytics", steps=(0, 10), **OF_NET_SGD, duplicates=("weights/best.pt", "weights/last.pt"))
 def ultralytics(folder):
     for epoch, beside in ((0, ()), (10, ("best", "last"))):
         state = {"epoch": epoch, "best_fitness": 0.4, "model": None, "ema": Net(epoch).half()}
@@ -127,16 +119,7 @@ def dino(folder):
         save(folder / f"checkpoint{name}.pth", state | {"epoch": epoch + 1, "args": Namespace(lr=5e-4)})
 
 
-@layout(
-    "fvcore with ranks",
-    "model_0012499.rank_0.pth",
-    "model_0012499.rank_1.pth",
-    "model_0024999.rank_0.pth",
-    "model_0024999.rank_1.pth",
-    steps=(12499, 24999),
-    parameters=2 * numel(GPT),
-    roles=WEIGHTS | ADAM,
-)
+@layout("fvcore with ranks", steps=(12499, 24999), **OF_TWO_GPT_ADAM)
 def fvcore_ranks(folder):
     for iteration in (12499, 24999):
         for rank in (0, 1):
@@ -150,9 +133,6 @@ def fvcore_ranks(folder):
 
 @layout(
     "CycleGAN",
-    "5_net_G_A.pth, 5_net_G_B.pth, 5_net_D_A.pth, 5_net_D_B.pth",
-    "10_net_G_A.pth, …",
-    "latest_net_G_A.pth, …",
     steps=(5, 10),
     parameters=2 * numel(NET, CRITIC),
     roles=WEIGHTS | BUFFERS,
@@ -181,16 +161,7 @@ def stylegan3(folder):
         (folder / f"network-snapshot-{step:06}.pkl").write_bytes(pickle.dumps(value))
 
 
-@layout(
-    "improved diffusion",
-    "model010000.pt",
-    "ema_0.9999_010000.pt",
-    "opt010000.pt",
-    "model020000.pt, …",
-    steps=(10_000, 20_000),
-    **OF_GPT_ADAM,
-    models=("ema",),
-)
+@layout("improved diffusion", steps=(10_000, 20_000), **OF_GPT_ADAM, models=("ema",))
 def improved_diffusion(folder, step):
     save(folder / f"model{step:06}.pt", gpt(step))
     save(folder / f"ema_0.9999_{step:06}.pt", average(gpt(step)))
@@ -214,11 +185,6 @@ def k_diffusion(folder, step):
 
 @layout(
     "BasicSR",
-    "models/net_g_5000.pth",
-    "models/net_d_5000.pth",
-    "training_states/5000.state",
-    "models/net_g_10000.pth, …",
-    "models/net_g_latest.pth, models/net_d_latest.pth",
     steps=(5000, 10_000),
     models=("net_d", "params_ema"),
     branches={"latest": ("models/net_g_latest.pth", "models/net_d_latest.pth")},
@@ -238,17 +204,7 @@ def basicsr(folder):
 # Speech
 
 
-@layout(
-    "VITS",
-    "G_1000.pth",
-    "D_1000.pth",
-    "G_2000.pth",
-    "D_2000.pth",
-    "G_3000.pth, D_3000.pth",
-    steps=(1000, 2000, 3000),
-    models=("D",),
-    **_PAIR_ADAM,
-)
+@layout("VITS", steps=(1000, 2000, 3000), models=("D",), **_PAIR_ADAM)
 def vits(folder):
     for step, epoch in ((1000, 12), (2000, 24), (3000, 24)):
         # What the files call `iteration` is the epoch.
@@ -267,12 +223,6 @@ def rvc(folder):
 
 @layout(
     "ESPnet",
-    "exp/asr/1epoch.pth",
-    "exp/asr/2epoch.pth",
-    "exp/asr/10epoch.pth",
-    "exp/asr/valid.acc.best.pth (link)",
-    "exp/asr/valid.acc.ave_2best.pth",
-    "exp/asr/checkpoint.pth",
     steps=(1, 2, 10),
     branches={"ave": ("exp/asr/valid.acc.ave_2best.pth",)},
     beside=("exp/asr/checkpoint.pth",),
@@ -288,15 +238,7 @@ def espnet(folder):
     save(inner / "checkpoint.pth", state | {"scaler": None})
 
 
-@layout(
-    "Coqui TTS",
-    "checkpoint_10000.pth",
-    "checkpoint_20000.pth",
-    "best_model.pth",
-    steps=(10_000, 20_000),
-    branches={"best": ("best_model.pth",)},
-    **OF_NET_ADAM,
-)
+@layout("Coqui TTS", steps=(10_000, 20_000), branches={"best": ("best_model.pth",)}, **OF_NET_ADAM)
 def coqui(folder):
     for name, step in (("checkpoint_10000", 10_000), ("checkpoint_20000", 20_000), ("best_model", 15_000)):
         state = {"config": {"model": "vits"}, "model": net(step), "optimizer": adam(NET, step)}
@@ -306,17 +248,7 @@ def coqui(folder):
     write_text(folder / "config.json")
 
 
-@layout(
-    "WeNet",
-    "init.pt",
-    "epoch_0.pt",
-    "epoch_1.pt",
-    "epoch_2.pt",
-    "avg_5.pt",
-    steps=(0, 1, 2),
-    branches={"init": ("init.pt",), "avg": ("avg_5.pt",)},
-    **OF_NET,
-)
+@layout("WeNet", steps=(0, 1, 2), branches={"init": ("init.pt",), "avg": ("avg_5.pt",)}, **OF_NET)
 def wenet(folder):
     save(folder / "init.pt", net(-1))
     for epoch in (0, 1, 2):
@@ -327,8 +259,6 @@ def wenet(folder):
 
 @layout(
     "SpeechBrain",
-    "save/CKPT+2024-05-12+13-45-50+00/{model.ckpt, optimizer.ckpt, counter.ckpt, CKPT.yaml}",
-    "save/CKPT+2024-05-12+14-02-10+00/{…}",
     order=("save/CKPT+2024-05-12+13-45-50+00", "save/CKPT+2024-05-12+14-02-10+00"),
     **OF_NET_ADAM,
 )
@@ -366,13 +296,7 @@ def gaussian_splatting(folder, iteration):
     save(folder / f"chkpnt{iteration}.pth", (captured, iteration))
 
 
-@layout(
-    "NeRF in PyTorch",
-    steps=(10_000, 20_000),
-    parameters=2 * numel(GPT),
-    roles=WEIGHTS | ADAM,
-    models=("network_fine",),
-)
+@layout("NeRF in PyTorch", steps=(10_000, 20_000), **OF_TWO_GPT_ADAM, models=("network_fine",))
 def nerf(folder, step):
     optimizer = adam({f"{n}{name}": shape for n in (0, 1) for name, shape in GPT.items()}, step)
     state = {"global_step": step, "network_fn_state_dict": gpt(step), "optimizer_state_dict": optimizer}
@@ -402,14 +326,7 @@ def rsl_rl(folder, iteration):
     save(folder / f"model_{iteration}.pt", state | {"iter": iteration, "infos": None})
 
 
-@layout(
-    "rl_games",
-    "nn/last_Ant_ep_100_rew_521.3.pth",
-    "nn/last_Ant_ep_200_rew_1093.7.pth",
-    "nn/Ant.pth",
-    steps=(100, 180, 200),
-    **OF_NET_ADAM,
-)
+@layout("rl_games", steps=(100, 180, 200), **OF_NET_ADAM)
 def rl_games(folder):
     def state(epoch):
         held = {"model": net(epoch), "epoch": epoch, "frame": 4096 * epoch, "optimizer": adam(NET, epoch)}

@@ -9,6 +9,7 @@ from tests.formats.layouts.builders import (
     CRITIC,
     GPT,
     NET,
+    OF_BOTH_ADAM,
     OF_GPT_ADAM,
     OF_NET_ADAM,
     adam,
@@ -46,9 +47,6 @@ def _lightning(step, epoch, state_dict=None):
 
 @layout(
     "Lightning",
-    "lightning_logs/version_0/checkpoints/epoch=0-step=100.ckpt",
-    "…/epoch=1-step=200.ckpt",
-    "…/last.ckpt",
     steps=(100, 200),
     duplicates=("lightning_logs/version_0/checkpoints/last.ckpt",),
     **OF_NET_ADAM,
@@ -62,14 +60,7 @@ def lightning(folder):
     write_text(inner.parent / "metrics.csv", "step,loss\n100,0.5\n200,0.4\n")
 
 
-@layout(
-    "Lightning, `{epoch}-{val/loss}`",
-    "lightning_logs/version_0/checkpoints/epoch=0.ckpt",
-    "…/epoch=1-val/loss=0.50.ckpt",
-    "…/epoch=2-val/loss=0.40.ckpt",
-    steps=(100, 200, 300),
-    **OF_NET_ADAM,
-)
+@layout("Lightning, `{epoch}-{val/loss}`", steps=(100, 200, 300), **OF_NET_ADAM)
 def lightning_metric_in_a_folder(folder):
     inner = folder / "lightning_logs/version_0/checkpoints"
     for epoch, name in enumerate(
@@ -129,9 +120,6 @@ def latent_diffusion(folder):
 
 @layout(
     "NeMo",
-    "gpt--val_loss=2.31-step=1000-consumed_samples=64000.0.ckpt",
-    "gpt--val_loss=2.11-step=2000-consumed_samples=128000.0.ckpt",
-    "gpt--val_loss=2.11-step=2000-consumed_samples=128000.0-last.ckpt",
     steps=(1000, 2000),
     duplicates=("gpt--val_loss=2.11-step=2000-consumed_samples=128000.0-last.ckpt",),
     **OF_NET_ADAM,
@@ -145,13 +133,7 @@ def nemo(folder):
     copy(folder / f"{names[1]}.ckpt", folder / f"{names[1]}-last.ckpt")
 
 
-@layout(
-    "MLflow with Lightning",
-    "mlruns/0/3f2a/artifacts/model/checkpoints/epoch=0-step=100/epoch=0-step=100.ckpt",
-    "…/epoch=1-step=200/epoch=1-step=200.ckpt",
-    steps=(100, 200),
-    **OF_NET_ADAM,
-)
+@layout("MLflow with Lightning", steps=(100, 200), **OF_NET_ADAM)
 def mlflow(folder):
     for epoch in (0, 1):
         name = f"epoch={epoch}-step={100 * epoch + 100}"
@@ -174,15 +156,7 @@ def _trainer(folder, step):
     write_text(folder / "config.json", json.dumps({"model_type": "none"}))
 
 
-@layout(
-    "transformers",
-    "checkpoint-500/{model.safetensors, optimizer.pt, scheduler.pt, rng_state.pth, trainer_state.json}",
-    "checkpoint-1000/{…}",
-    "model.safetensors",
-    steps=(500, 1000),
-    duplicates=("model.safetensors",),
-    **OF_GPT_ADAM,
-)
+@layout("transformers", steps=(500, 1000), duplicates=("model.safetensors",), **OF_GPT_ADAM)
 def transformers(folder):
     for step in (500, 1000):
         inner = folder / f"checkpoint-{step}"
@@ -193,14 +167,7 @@ def transformers(folder):
     write_text(folder / "config.json", json.dumps({"model_type": "none"}))
 
 
-@layout(
-    "transformers, sharded",
-    "checkpoint-500/{model-00001-of-00002.safetensors, model-00002-of-00002.safetensors, "
-    "model.safetensors.index.json, optimizer.pt}",
-    "checkpoint-1000/{…}",
-    steps=(500, 1000),
-    **OF_GPT_ADAM,
-)
+@layout("transformers, sharded", steps=(500, 1000), **OF_GPT_ADAM)
 def transformers_sharded(folder, step):
     inner = folder / f"checkpoint-{step}"
     save_sharded(inner, gpt(step))
@@ -208,13 +175,7 @@ def transformers_sharded(folder, step):
     _trainer(inner, step)
 
 
-@layout(
-    "transformers before safetensors",
-    "checkpoint-500/{pytorch_model.bin, optimizer.pt, scheduler.pt}",
-    "checkpoint-1000/{…}",
-    steps=(500, 1000),
-    **OF_GPT_ADAM,
-)
+@layout("transformers before safetensors", steps=(500, 1000), **OF_GPT_ADAM)
 def transformers_bin(folder, step):
     inner = folder / f"checkpoint-{step}"
     save(inner / "pytorch_model.bin", gpt(step))
@@ -230,9 +191,6 @@ _ADAPTER = {
 
 @layout(
     "PEFT",
-    "checkpoint-500/{adapter_model.safetensors, adapter_config.json, optimizer.pt}",
-    "checkpoint-1000/{…}",
-    "base/model.safetensors",
     steps=(500, 1000),
     parameters=numel(_ADAPTER),
     roles=WEIGHTS | ADAM,
@@ -250,16 +208,7 @@ def peft(folder):
     write_text(folder / "base/config.json")
 
 
-@layout(
-    "accelerate, two models",
-    "checkpoints/checkpoint_0/{model.safetensors, model_1.safetensors, optimizer.bin, optimizer_1.bin, "
-    "random_states_0.pkl}",
-    "checkpoints/checkpoint_1/{…}",
-    steps=(0, 1),
-    parameters=numel(GPT, CRITIC),
-    roles=WEIGHTS | ADAM,
-    models=("model_1",),
-)
+@layout("accelerate, two models", steps=(0, 1), **OF_BOTH_ADAM, models=("model_1",))
 def accelerate(folder, step):
     inner = folder / f"checkpoints/checkpoint_{step}"
     save_tensors(inner / "model.safetensors", gpt(step))
@@ -282,10 +231,6 @@ _DIFFUSERS = "diffusion_pytorch_model.safetensors"
 
 @layout(
     "diffusers, text to image",
-    "checkpoint-500/{unet/diffusion_pytorch_model.safetensors, unet_ema/diffusion_pytorch_model.safetensors, "
-    "optimizer.bin, scheduler.bin, random_states_0.pkl}",
-    "checkpoint-1000/{…}",
-    "unet/diffusion_pytorch_model.safetensors",
     steps=(500, 1000),
     **OF_GPT_ADAM,
     models=("unet_ema",),
@@ -304,13 +249,7 @@ def diffusers(folder):
     write_text(folder / "model_index.json", json.dumps({"_class_name": "StableDiffusionPipeline"}))
 
 
-@layout(
-    "diffusers, ControlNet",
-    "checkpoint-500/{controlnet/diffusion_pytorch_model.safetensors, optimizer.bin, scheduler.bin}",
-    "checkpoint-1000/{…}",
-    steps=(500, 1000),
-    **OF_GPT_ADAM,
-)
+@layout("diffusers, ControlNet", steps=(500, 1000), **OF_GPT_ADAM)
 def controlnet(folder, step):
     inner = folder / f"checkpoint-{step}"
     save_tensors(inner / "controlnet" / _DIFFUSERS, gpt(step))
@@ -319,16 +258,7 @@ def controlnet(folder, step):
     _accelerate(inner, step)
 
 
-@layout(
-    "diffusers, DreamBooth",
-    "checkpoint-500/{unet/diffusion_pytorch_model.safetensors, text_encoder/model.safetensors, "
-    "optimizer.bin}",
-    "checkpoint-1000/{…}",
-    steps=(500, 1000),
-    parameters=numel(GPT, CRITIC),
-    roles=WEIGHTS | ADAM,
-    models=("unet", "text_encoder"),
-)
+@layout("diffusers, DreamBooth", steps=(500, 1000), **OF_BOTH_ADAM, models=("unet", "text_encoder"))
 def dreambooth(folder, step):
     inner = folder / f"checkpoint-{step}"
     save_tensors(inner / "unet" / _DIFFUSERS, gpt(step))
@@ -347,9 +277,6 @@ _LORA = {
 
 @layout(
     "diffusers, LoRA",
-    "checkpoint-500/{pytorch_lora_weights.safetensors, optimizer.bin, scheduler.bin}",
-    "checkpoint-1000/{…}",
-    "pytorch_lora_weights.safetensors",
     steps=(500, 1000),
     parameters=numel(_LORA),
     roles=WEIGHTS | ADAM,
@@ -428,10 +355,6 @@ def fairseq(folder):
 
 @layout(
     "fairseq, epochs too",
-    "checkpoint_1_500.pt",
-    "checkpoint1.pt",
-    "checkpoint_2_1000.pt",
-    "checkpoint2.pt",
     order=("checkpoint_1_500.pt", "checkpoint1.pt", "checkpoint_2_1000.pt", "checkpoint2.pt"),
     **OF_GPT_ADAM,
 )
