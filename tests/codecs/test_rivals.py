@@ -5,6 +5,7 @@ import struct
 import pytest
 import torch
 
+from inshrink_core.codec import TensorInput
 from inshrink_core.errors import DamagedError
 from inshrink_core.frame import Block
 from inshrink_core.testing.codecs import CodecSuite
@@ -13,7 +14,7 @@ from inshrink_lab.published.lc_checkpoint import LcCheckpointCodec
 from inshrink_lab.published.qd import QdCodec
 from inshrink_lab.published.uniform import UniformCodec
 from tests.codecs.lattice_chains import encode
-from tests.strategies import spec_of
+from tests.strategies import normal, spec_of
 
 # Uniform
 
@@ -41,6 +42,20 @@ class TestQdDefaults(CodecSuite):
 
 class TestQdNarrow(CodecSuite):
     codec = QdCodec(bits=1, spread=7, grid="held", coder="rans", vectors="exact")
+
+
+def widths_of(tensors, codec):
+    """Return the width that each layer of a frame gets."""
+    specs = [spec_of(tensor, f"layer{i}.weight") for i, tensor in enumerate(tensors)]
+    items = [TensorInput(spec=s, tensor=t) for s, t in zip(specs, tensors, strict=True)]
+    plan = codec.plan(specs, [codec.observe(item, None) for item in items])
+    return [codec.encode(item, plan, None).reference.grid.bits for item in items]
+
+
+def test_a_layer_with_less_than_half_of_the_entropy_gets_fewer_bits():
+    layers = normal((100, 100), 0), (normal((100, 100), 1) > 0).float()
+    assert widths_of(layers, QdCodec(bits=6, spread=2)) == [6, 4]
+    assert widths_of(layers, QdCodec(bits=6, spread=0)) == [6, 6]
 
 
 # LC-Checkpoint
