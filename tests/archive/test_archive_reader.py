@@ -97,33 +97,6 @@ def large_blocks(tmp_path):
     return tmp_path / "large"
 
 
-@pytest.fixture
-def first_frame(large_blocks, monkeypatch):
-    """The first frame, and the reads that it makes."""
-    reader = ArchiveReader.open(large_blocks)
-    frame = reader.frame(reader.frames[0].frame_id)
-    reads = []
-    read_bytes = reader.storage.read
-    monkeypatch.setattr(reader.storage, "read", lambda *args: reads.append(args) or read_bytes(*args))
-    return frame, reads
-
-
-@pytest.mark.single_part
-def test_blocks_read_in_their_order_share_a_read(first_frame):
-    frame, reads = first_frame
-    contents = LARGE | {"model.pt": b"skeleton"}
-    for entry in frame.entries:
-        assert frame.read(entry) == contents[entry.key]
-    assert len(reads) == 2
-
-
-def test_a_block_read_alone_takes_its_own_bytes_from_the_file_and_no_more(first_frame):
-    frame, reads = first_frame
-    for entry in reversed(frame.entries):
-        assert len(frame.read(entry)) == entry.nbytes
-    assert [nbytes for _, _, nbytes in reads] == [5000] * len(LARGE)
-
-
 @pytest.mark.parametrize("reason", ["short", "error"])
 def test_damage_behind_a_block_does_not_stop_the_block(large_blocks, monkeypatch, reason):
     reader = ArchiveReader.open(large_blocks)
@@ -206,16 +179,6 @@ def test_frames_of_another_archive_are_ignored_and_reported(path, tmp_path):
     with ArchiveWriter(path) as writer:
         append(writer, 300)
     assert steps(ArchiveReader.open(path).frames) == [0, 100, 200, 300]
-
-
-def test_frame_of_another_archive_in_the_place_of_ours_is_damage(path, tmp_path):
-    with ArchiveWriter(tmp_path / "other", create=True) as writer:
-        stranger = append(writer, 0)
-    shutil.copy(tmp_path / "other" / stranger.path, path / stranger.path)
-    reader = ArchiveReader.open(path)
-    with pytest.raises(Exception, match="not the one the manifest lists"):
-        reader.frame(reader.frames[0].frame_id)
-    assert check_archive(path)
 
 
 def test_manifest_of_a_newer_version_asks_for_an_upgrade(path):

@@ -110,17 +110,6 @@ def test_creating_is_harmless_where_the_archive_exists(path):
 # ---- crashes -------------------------------------------------------------------------------------
 
 
-@pytest.mark.single_part
-def test_half_written_frame_under_its_own_name_is_not_live(path):
-    (path / "frames" / "00000009-300.frame").write_bytes(
-        (path / "frames" / "00000003-200.frame").read_bytes()[:300]
-    )
-    assert list(read_all(path)) == [0, 100, 200]
-    assert len(check_archive(path)) == 1
-    with ArchiveWriter(path) as writer:
-        assert append(writer, 300).generation == 10
-
-
 def test_higher_generation_wins_the_same_place(path, tmp_path):
     shutil.copytree(path, tmp_path / "copy")
     with ArchiveWriter(path) as writer:
@@ -185,20 +174,6 @@ def test_second_writer_is_told_who_writes(path):
 
 
 # ---- what the system refuses ---------------------------------------------------------------------
-
-
-def test_interrupt_during_the_commit_leaves_old_or_new(path, monkeypatch):
-    def interrupt(*_args):
-        raise KeyboardInterrupt
-
-    with ArchiveWriter(path) as writer:
-        with monkeypatch.context() as system:
-            system.setattr("inshrink_core.archive.storage.local.write_durably", interrupt)
-            with pytest.raises(KeyboardInterrupt):
-                append(writer, 300)
-        append(writer, 400)
-    assert list(read_all(path)) == [0, 100, 200, 400]
-    assert check_archive(path) == ()
 
 
 def test_reading_needs_no_right_to_write(path, monkeypatch):

@@ -79,11 +79,6 @@ def store(bucket):
     return STORES.setdefault(bucket, Wrapped())
 
 
-def on_another_machine(monkeypatch, tmp_path):
-    """Let what follows wait elsewhere."""
-    monkeypatch.setenv(uploads.QUEUE_VARIABLE, str(tmp_path / uuid.uuid4().hex))
-
-
 class TestObjects(StorageSuite):
     def place(self, folder):
         return f"s3://{folder.name}{folder.parent.name}/some runs/é?#%25+&*~'/a"

@@ -3,7 +3,7 @@
 import pytest
 
 from inshrink_core.archive import ArchiveReader, ArchiveWriter, check_archive, is_archive
-from inshrink_core.archive.layout import FORMAT_VERSION, TRAILER_NBYTES, crc32c
+from inshrink_core.archive.layout import FORMAT_VERSION, crc32c
 from inshrink_core.archive.maintenance import pack_archive, unpack_archive
 from inshrink_core.archive.packed import (
     PACK_HEADER_NBYTES,
@@ -41,23 +41,6 @@ def test_packing_twice_gives_the_same_bytes_and_so_does_packing_a_pack(path, pac
     pack_archive(ArchiveReader.open(packed), tmp_path / "of-packed")
     assert (tmp_path / "again").read_bytes() == packed.read_bytes()
     assert (tmp_path / "of-packed").read_bytes() == packed.read_bytes()
-
-
-def test_layout_is_the_one_the_specification_tells(packed):
-    content = packed.read_bytes()
-    assert content[:8] == b"INSHRNKP"
-    assert int.from_bytes(content[8:10], "little") == FORMAT_VERSION == 1
-    assert content[10:12] == b"\0\0"
-    assert int.from_bytes(content[12:16], "little") == crc32c(content[:12])
-    trailer = content[-32:]
-    offset, nbytes = int.from_bytes(trailer[:8], "little"), int.from_bytes(trailer[8:16], "little")
-    directory_nbytes = int.from_bytes(trailer[16:20], "little")
-    assert nbytes == len(content)
-    assert offset + directory_nbytes + 32 == nbytes
-    crc = crc32c(content[:16], content[offset : offset + directory_nbytes], trailer[:24])
-    assert int.from_bytes(trailer[24:28], "little") == crc
-    assert trailer[28:] == b"INSQ"
-    assert (PACK_HEADER_NBYTES, TRAILER_NBYTES) == (16, 32)
 
 
 def test_packing_leaves_out_what_is_not_live(path, tmp_path):

@@ -147,31 +147,6 @@ def test_sizes_add_up_to_the_files_on_disk(run_path, tmp_path):
     assert size.ratio_weights == pytest.approx(size.raw_weights / size.weights_nbytes)
 
 
-def test_counters_are_stored_once_a_frame(tmp_path):
-    run = tmp_path / "run"
-    run.mkdir()
-    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8), torch.nn.BatchNorm1d(8))
-    optimizer = torch.optim.AdamW(model.parameters())
-    for step in range(1, 4):
-        model(torch.randn(16, 8)).square().mean().backward()
-        optimizer.step()
-        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
-        torch.save(state, run / f"step_{step}.pt")
-    target = tmp_path / "a.inshrink"
-    inshrink_core.compress(run, target)
-    assert inshrink_core.verify(target, deep=True, against=inshrink_core.open(run)).ok
-    archive = Archive.open(target)
-    for info in archive.frames:
-        entries = [entry for entry in archive.frame(info).entries if not entry.attachment]
-        counts = {
-            "steps": [entry for entry in entries if entry.key.endswith("@step")],
-            "batches": [entry for entry in entries if entry.key.endswith("num_batches_tracked")],
-        }
-        assert [len(found) for found in counts.values()] == [6, 2]
-        for found in counts.values():
-            assert [entry.back > 0 for entry in found] == [False] + [True] * (len(found) - 1)
-
-
 def test_a_reader_goes_on_with_the_frames_that_a_prune_put_in_place(archive_path):
     fresh, used = Archive.open(archive_path), Archive.open(archive_path)
     info = fresh.last

@@ -11,12 +11,10 @@ from inshrink_core.analysis import anatomy
 from inshrink_core.archive import ArchiveWriter, PartWriter, check_archive, commit_parts
 from inshrink_core.archive.manifest import MANIFEST_NAME
 from inshrink_core.chain import Archive, ChainConfig, ChainWriter, parts
-from inshrink_core.chain.meta import spec_of
-from inshrink_core.chain.parts import Shards, box_of, cell_spec, cells_of
+from inshrink_core.chain.parts import Shards, box_of, cells_of
 from inshrink_core.checkpoint import Box, Checkpoint, TensorRole, TensorsInMemory, TensorSpec
 from inshrink_core.codec import make_codec
 from inshrink_core.errors import ConflictError, DamagedError, MissingFrameError
-from inshrink_core.frame import BlockEntry
 from inshrink_core.verbs import export, inspect, prune, restore, verify
 from inshrink_lab.budget import changed_nbytes
 from tests.builders import flip
@@ -107,32 +105,6 @@ def same(path, steps=STEPS):
 @pytest.fixture(params=[1, 3])
 def path(tmp_path, request):
     return write(tmp_path / "a.inshrink", request.param)
-
-
-def test_cuts_are_where_those_of_another_number_of_ranks_are():
-    spec = specs()[0]
-    for box, rows in {
-        (0, 40): [0, 8, 16, 24, 32, 40],
-        (0, 20): [0, 8, 16, 20],
-        (20, 20): [20, 24, 32, 40],
-        (27, 4): [27, 31],
-        (13, 0): [],
-    }.items():
-        cells = cells_of(spec, Box((box[0], 0), (box[1], COLUMNS)))
-        assert [one.cell.offsets[0] for one, _ in cells] == rows[:-1]
-        assert sum(one.shape[0] for one, _ in cells) == box[1]
-    small = TensorSpec(name="b", role=TensorRole.WEIGHT, dtype="float32", shape=(4,))
-    assert cells_of(small, Box((0,), (4,))) == [(small, Box((0,), (4,)))]
-
-
-def test_a_cell_says_of_which_tensor_it_is():
-    cell = cell_spec(specs()[1], Box((8, 4), (8, 2)))
-    assert cell.key == "fc.weight[8:16,4:6]@exp_avg"
-    assert (cell.parameter, cell.full_spec) == ("fc.weight", specs()[1])
-    packed = ("exp_avg", "float32", (8, 2), False, "linear", ((ROWS, COLUMNS), (8, 4)))
-    place = {"offset": 0, "nbytes": 0, "crc": None}
-    entry = BlockEntry(key=cell.key, attachment=False, codec="raw/1", attributes=packed, **place)
-    assert spec_of(entry) == cell
 
 
 def test_all_tensors_are_whole_and_in_the_order_of_the_state(path):

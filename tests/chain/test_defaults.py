@@ -2,7 +2,6 @@
 
 import io
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,8 @@ import torch
 from rich.console import Console
 
 import inshrink_core
-import inshrink_lab
 from inshrink_core.chain import Archive, ChainConfig
-from inshrink_core.chain.config import OPTIMIZER_CHOICES, default_optimizer, optimizer_of
-from inshrink_core.chain.defaults import make_chain_config
+from inshrink_core.chain.config import OPTIMIZER_CHOICES, optimizer_of
 from inshrink_core.checkpoint import TensorRole
 from inshrink_core.cli import main
 from inshrink_core.codec import get_codec
@@ -42,13 +39,6 @@ def bitstreams(path, step):
 
 def is_exact(found, role):
     return found[role] <= {get_codec("lossless").bitstream}
-
-
-def test_what_stays_exact_has_exact_optimizer_state_beside_it():
-    assert default_optimizer("lossless", {}) == "exact"
-    assert default_optimizer("lattice", asdict(LatticeCodec(exact=True))) == "exact"
-    chain = make_chain_config("", "lattice", {"exact": True}, None, 32, "cpu", 1)
-    assert chain.optimizer == "exact"
 
 
 def test_compress_stores_model_and_optimizer_state_compressed_and_all_else_exactly(run_path, tmp_path):
@@ -123,13 +113,6 @@ def test_optimizer_state_that_the_moments_codec_has_no_rule_for_stays_exact(tmp_
     assert not torch.equal(original["exp_avg"], restored["exp_avg"])
 
 
-def test_a_rehearsal_restores_from_what_compress_would_write(task, tmp_path):
-    for codec, expected in ((None, "compressed"), ("lossless", "exact")):
-        found = inshrink_lab.rehearse(task, tmp_path / "out", codec=codec, seeds=1)
-        assert found.optimizer == expected
-    assert found.excess == 0
-
-
 def test_saver_watch_and_the_explorer_write_as_compress_does(run_path, tmp_path):
     from inshrink_app.model.subject import Subject
     from inshrink_app.services.exporting import chain_export
@@ -187,14 +170,6 @@ def test_steps_that_come_later_and_branches_go_on_with_the_plan(run_path, tmp_pa
     found = memories(tmp_path / "a")
     assert len(found) > len(run.steps)
     assert all(memory == found[0] for memory in found)
-
-
-def test_a_single_step_has_no_course_to_plan_on(run_path, tmp_path):
-    run = inshrink_core.open(run_path)
-    inshrink_core.compress(run, tmp_path / "a", steps=run.steps[:1])
-    assert "movement" not in memories(tmp_path / "a")[0]
-    inshrink_core.compress(run, tmp_path / "a")
-    assert memories(tmp_path / "a")[1]["movement"] > 0
 
 
 OVERRIDE = {"match": "*.running_*", "exact": True}

@@ -7,7 +7,6 @@ import inshrink_core
 from inshrink_core.chain import Archive
 from inshrink_core.chain.config import Override, overridden, parse_overrides
 from inshrink_core.checkpoint import TensorRole, TensorSpec
-from inshrink_core.codecs.inshrinkerator.codec import InshrinkeratorCodec
 from inshrink_core.codecs.lattice.codec import LatticeCodec
 from inshrink_core.errors import ConfigError
 
@@ -104,8 +103,3 @@ def test_an_override_that_matches_nothing_is_refused_and_nothing_written(tmp_pat
     with pytest.raises(ConfigError, match=r"no tensor matches the override 'haed\.\*'"):
         written(tmp_path, "lattice", [{"match": "haed.*", "coarseness": 1}])
     assert Archive.open(tmp_path / "a.inshrink").reader.frames == ()
-
-
-def test_overrides_do_not_change_the_config_of_other_codecs():
-    entries = parse_overrides([{"match": "*", "bins": 4}], InshrinkeratorCodec())
-    assert entries == (Override(settings={"bins": 4}),)

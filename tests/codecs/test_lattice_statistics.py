@@ -3,9 +3,7 @@
 import pytest
 import torch
 
-from inshrink_core.checkpoint import TensorRole, TensorSpec
 from inshrink_core.codec import FrameContext
-from inshrink_core.codecs.lattice.block import is_statistic
 from inshrink_core.codecs.lattice.codec import LatticeCodec
 from inshrink_core.testing.codecs import state_bits
 from tests.builders import memory_run
@@ -35,26 +33,6 @@ def encoded(run, **options):
 
 def bitstreams(frames, key):
     return [found[key].block.codec for found in frames]
-
-
-@pytest.mark.parametrize(
-    ("name", "shape", "role", "is_one"),
-    [
-        ("bn.running_mean", (8,), "buffer", True),
-        ("running_var", (8,), "buffer", True),
-        ("norm.moving_variance", (8,), "buffer", True),
-        ("bn.running_mean", (8,), "weight", False),
-        ("bn.running_mean", (8, 2), "buffer", False),
-        ("bn.running_mean", (), "buffer", False),
-        ("bn.num_batches_tracked", (8,), "buffer", False),
-        ("rope.inv_freq", (8,), "buffer", False),
-        ("running_mean_mask", (8,), "buffer", False),
-        ("ema.shadow", (8,), "buffer", False),
-    ],
-)
-def test_only_running_means_and_variances_are_statistics(name, shape, role, is_one):
-    spec = TensorSpec(name=name, role=TensorRole(role), dtype="float32", shape=shape)
-    assert is_statistic(spec) is is_one
 
 
 def test_statistics_that_move_are_on_the_lattice_and_counters_exact():

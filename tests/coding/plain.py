@@ -7,7 +7,7 @@ from inshrink_core.ops.cpu import tables
 from inshrink_lab.published import adaptive
 
 _KERNELS = {
-    tables: ("fit_kernel", "pool_kernel", "read_kernel", "write_kernel", "_bit", "_put"),
+    tables: ("fit_kernel", "pool_kernel", "read_kernel", "write_kernel", "_bit", "put_bits"),
     adaptive: ("encode_kernel", "decode_kernel", "_bound", "_learn", "_put", "_byte"),
 }
 

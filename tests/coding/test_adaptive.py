@@ -3,12 +3,10 @@
 import random
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inshrink_core.coding.raw import worst_case_coded_bytes
-from inshrink_core.errors import InputError
 from inshrink_lab.published import adaptive
 from inshrink_lab.published.adaptive import decode_adaptive, encode_adaptive
 from tests.coding.plain import plain_kernels
@@ -47,33 +45,6 @@ def test_any_symbols_come_back_within_the_stated_size(case):
         )
 
 
-def test_tiny_inputs_have_these_bytes():
-    assert encode_adaptive(np.zeros(0, np.uint8), None, 4) == b""
-    assert encode_adaptive(np.array([3, 3, 3], np.uint8), None, 4).hex() == "0103"
-    assert encode_adaptive(np.array([0, 1, 2, 3], np.uint8), None, 4).hex() == "00e4"
-    # Decisions 0 0 1: the range's upper bounds 1/2, 3/8 (of 1/2 · 3/4), then 1 takes the last sixth of
-    # it, [.3125, .375): 0x50 = .3125 as the first byte in it.
-    stream = adaptive.encode_kernel(np.array([0, 0, 1], np.uint8), np.zeros(3, np.uint8), 1, 1, 9)
-    assert stream.tobytes().hex() == "50"
-
-
-def test_size_is_near_the_conditional_entropy():
-    symbols, contexts = _source(200_000, 16, 18, 1)
-    counts = np.zeros((18, 16))
-    np.add.at(counts, (contexts, symbols), 1)
-    shares = counts / counts.sum(1, keepdims=True)
-    entropy_bytes = -(counts * np.log2(np.where(counts > 0, shares, 1))).sum() / 8
-    # Learning costs about half a logarithm of the uses for each of 18 · 15 estimates: 270 · 6.7 bits.
-    assert len(encode_adaptive(symbols, contexts, 16, 18)) <= 1.01 * entropy_bytes + 230
-
-
-def test_a_source_that_changes_is_followed():
-    rng = np.random.default_rng(0)
-    symbols = np.concatenate([rng.random(50_000) < share for share in (0.01, 0.99)]).astype(np.uint8)
-    # .081 bits a symbol in each half, and about 1,000 uses to forget the first; a fixed table: a whole bit.
-    assert len(encode_adaptive(symbols, None, 2)) < 0.12 * symbols.size / 8
-
-
 def test_a_carry_runs_through_bytes_already_written():
     # Rare ones after frequent ones end near the top of the range again and again.
     rng = random.Random(0)
@@ -98,14 +69,3 @@ def test_compiled_and_plain_kernels_agree_on_damaged_streams():
             plain, plain_intact = adaptive.decode_kernel(damaged, contexts, 4, 4)
         assert np.array_equal(fast, plain)
         assert fast_intact == plain_intact
-
-
-@pytest.mark.parametrize(
-    ("contexts", "n_symbols", "n_contexts"),
-    [(None, 3, 1), ([0, 1, 3], 4, 3), ([0, 1], 4, 4), (None, 257, 1)],
-    ids=["symbol", "context", "size", "alphabet"],
-)
-def test_arguments_out_of_range_are_refused(contexts, n_symbols, n_contexts):
-    given = None if contexts is None else np.array(contexts, np.uint8)
-    with pytest.raises(InputError):
-        encode_adaptive(np.array([0, 1, 3], np.uint8), given, n_symbols, n_contexts)

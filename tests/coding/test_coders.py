@@ -9,11 +9,7 @@ import numpy as np
 import pytest
 
 from inshrink_core.coding.huffman import (
-    code_entries,
     parse_lengths,
-    serialize_lengths,
-    symbol_windows,
-    window_bits,
 )
 from inshrink_core.coding.rans import decode_rans
 from inshrink_core.coding.raw import pack_bits, packed_bytes, unpack_bits, worst_case_coded_bytes
@@ -122,11 +118,6 @@ def test_huffman_has_exactly_these_bytes():
     assert encode_huffman(np.array([0, 1, 2, 2], np.uint8)).hex() == "22f10d"
 
 
-def test_huffman_of_one_value_is_its_table():
-    # 5 has length 1: nibbles 0 4 (five zeros), 1, f.
-    assert encode_huffman(np.full(1000, 5, np.uint8)).hex() == "40f1"
-
-
 def test_packed_bits_have_exactly_these_bytes():
     # Three bits each, first bit least significant: 5 | 2 << 3 | 7 << 6 = 0x1d5.
     assert pack_bits(np.array([5, 2, 7], np.uint8), 8).hex() == "d501"
@@ -184,30 +175,8 @@ def test_limited_code_lengths_are_the_best_of_all():
             assert int((code_lengths(counts, 3) * counts).sum()) == best
 
 
-def test_tables_come_back_from_their_nibbles():
-    rng = np.random.default_rng(2)
-    for n in (1, 2, 17, 85, 256):
-        for density in (0.02, 0.3, 1.0):
-            counts = rng.integers(1, 1000, n) * (rng.random(n) < density)
-            lengths = code_lengths(counts)
-            table = serialize_lengths(lengths)
-            parsed, offset = parse_lengths(b"\xff" + table + b"\xff", 1, n)
-            assert np.array_equal(parsed, lengths)
-            assert offset == 1 + len(table)
-
-
 # Nothing, cut off, four of one bit, a repetition of nothing, a reserved word, cut off again, gaps, a half.
 @pytest.mark.parametrize("table", ["", "11", "1111", "0d", "e1", "1011", "21ff", "3333ff"])
 def test_tables_that_are_no_complete_prefix_code_are_refused(table):
     with pytest.raises(DamagedError):
         parse_lengths(bytes.fromhex(table), 0, 8)
-
-
-def test_windows_find_the_symbol_whose_code_they_begin_with():
-    lengths = code_lengths(np.array([5, 1, 0, 1, 9, 2]))
-    n_bits = window_bits(lengths)
-    windows = symbol_windows(lengths, n_bits, np.arange(6, dtype=np.uint32))
-    entries = code_entries(lengths)
-    for window in range(1 << n_bits):
-        code, length = int(entries[windows[window]]) & 0xFFFF, int(entries[windows[window]]) >> 16
-        assert window & ((1 << length) - 1) == code

@@ -109,14 +109,6 @@ def test_ordered_integers_keep_the_order_of_floats():
     assert not planes[1:].any()
 
 
-def test_a_sample_has_at_most_16384_elements_and_reaches_the_end():
-    assert sample(torch.arange(16384)).numel() == 16384
-    taken = sample(torch.arange(10_000_000))
-    assert taken.numel() == 16384
-    assert int(taken.max()) < 10_000_000
-    assert int(taken.max()) > 9_900_000
-
-
 @pytest.mark.parametrize("n", [0, 1, 3000, 16384, 40_001])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("given", ["nothing", "integers", "second", "both"])

@@ -1,6 +1,5 @@
 """Ops are found by device, machine code that fits is taken, and who waits for it is told so."""
 
-import io
 import logging
 import os
 import subprocess
@@ -10,9 +9,7 @@ from importlib.util import find_spec
 
 import pytest
 import torch
-from rich.console import Console
 
-from inshrink_core.cli.output import _printed_above
 from inshrink_core.ops import Backend, force_backend, lattice
 from inshrink_core.ops.cpu import compiled
 from inshrink_core.ops.quantize import sensitivity_histogram
@@ -91,16 +88,6 @@ def test_compiling_is_told_once_a_second_has_passed_and_never_again(monkeypatch,
         listener.on_start(None)
         listener.on_end(None)
         assert caplog.messages == ["compiling kernels, once after an installation"] * n_told
-
-
-def test_the_line_stands_above_the_bar_and_nowhere_after_it():
-    shown, logger = io.StringIO(), logging.getLogger("inshrink_core.ops.cpu.compiled")
-    before = logger.level
-    with _printed_above(Console(file=shown)):
-        logger.info("compiling kernels")
-    logger.info("compiling more")
-    assert shown.getvalue() == "compiling kernels\n"
-    assert (logger.level, logger.handlers) == (before, [])
 
 
 def runs(context):

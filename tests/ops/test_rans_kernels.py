@@ -9,36 +9,11 @@ from inshrink_core.ops.cpu.tables import choose_tables, read_tables
 from inshrink_core.ops.cpu.wide_rans import is_wide
 from inshrink_core.ops.rans import RansModel, rans_decode, rans_encode
 from tests.coding.plain import plain_kernels
-from tests.ops.rans_checks import normalize_counts
 
 
 def test_wide_vectors_are_used_only_where_numba_compiles_for_this_processor(monkeypatch):
     monkeypatch.setattr(numba.config, "CPU_NAME", "generic")
     assert not is_wide()
-
-
-def test_half_and_half_shifts_one_bit_a_symbol():
-    # f = 2048 doubles the state. From 0x8000, symbol 1 gives (16 << 12) + 2048 = 0x10800, fourteen zeros
-    # 0x10800 << 14 = 0x42000000. That is not below 2048 << 19 = 0x40000000: the last zero moves the
-    # word 0x0000 out, and makes of 0x4200 = 8 * 2048 + 0x200 the state (8 << 12) + 0x200.
-    symbols = torch.tensor([0] * 15 + [1], dtype=torch.uint8)
-    model = RansModel(np.zeros(1, np.int64), np.array([[2048, 2048]]))
-    blocks = rans_encode(symbols, None, model, 1, 16)
-    assert blocks.words.tolist() == [0]
-    assert blocks.n_words.tolist() == [1]
-    assert blocks.states.tolist() == [[0x8200]]
-
-
-def test_words_are_in_order_of_step_and_lane():
-    # f = 1 spills whenever the state is at least 2**19; from 0x8000 it grows to (0x8000 << 12) + s, which
-    # spills its low word, s, before the second symbol of its lane. Lanes 0 and 1 hold symbols 0, 2 and
-    # 1, 3: what they spill is what they coded first, symbols 2 and 3.
-    frequencies = np.ones((1, 256), np.int64)
-    frequencies[0, 255] = 4096 - 255
-    model = RansModel(np.zeros(1, np.int64), frequencies)
-    blocks = rans_encode(torch.tensor([0, 1, 2, 3], dtype=torch.uint8), None, model, 2, 4)
-    assert blocks.words.tolist() == [2, 3]
-    assert blocks.states.tolist() == [[0x800 << 12, (0x800 << 12) + 1]]
 
 
 def test_reciprocals_divide_for_every_frequency():
@@ -86,10 +61,3 @@ def test_the_chosen_tables_cost_least():
     assert chosen.rows.tolist() == [0, 1]
     entropy = 20000 * -(0.9 * np.log2(0.9) + 0.1 * np.log2(0.1))
     assert entropy <= chosen.data_bits < 1.001 * entropy
-
-
-def test_frequencies_are_rounded_where_it_costs_least():
-    # 7/8, 1/16, 1/16 of 16 are exact; 1000 : 1 : 1 of 16 leaves 14 for the first; of 3 : 3 : 3 the
-    # first symbol gets what is over.
-    counts = np.array([[14, 1, 1], [1000, 1, 1], [3, 3, 3]])
-    assert normalize_counts(counts, 4).tolist() == [[14, 1, 1], [14, 1, 1], [6, 5, 5]]
