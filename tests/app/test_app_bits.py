@@ -367,23 +367,9 @@ def drawn_at(rates: Rates, *values: float, **changes: Any) -> Any:
     return allocation_figure(changes.pop("points", ()), figure, 1e9, here=here, **{"limit": 0.003, **changes})
 
 
-@pytest.mark.parametrize("figure", ["drop", "divergence"])
-def test_the_picture_has_the_bound_and_the_allocation_on_it(figure):
-    rates = rates_for("a", HOSTILE)
-    measured = [point(10.0, 0.02, label=HOSTILE, divergence=0.004)]
-    inside = drawn_at(rates, 1.0, 1.0, points=measured, figure=figure)
-    assert [trace.name for trace in inside.data][-1] == "These bits"
-    beyond = drawn_at(rates, 8.0, 8.0, points=measured, figure=figure)
-    assert "beyond" in beyond.data[-1].name
-    assert beyond.data[-1].x[0] < inside.data[-1].x[0]
-    assert "<b>" not in str(beyond.data[0].customdata[0][1])
-    assert {shape.type for shape in beyond.layout.shapes} == {"rect", "line"}
-    assert not drawn_at(rates, 1.0, 1.0, limit=None).layout.shapes, "no bound, no red"
-
-
 def test_all_that_was_measured_of_these_steps_is_in_one_picture_and_nothing_of_others():
     points = [
-        point(10.0, 0.02, divergence=0.004),
+        point(10.0, 0.02, divergence=0.004, label=HOSTILE),
         point(11.0, 0.02, divergence=0.005, n_steps=2, is_complete=False),
         point(12.0, 0.02, divergence=0.006, keeps=False),
         point(13.0, 0.02, divergence=0.007, kind="codec", name="QD"),
@@ -392,6 +378,9 @@ def test_all_that_was_measured_of_these_steps_is_in_one_picture_and_nothing_of_o
         point(16.0, 0.0, divergence=0.0, config=config(2.0), kind="estimate"),
     ]
     drawn = drawn_at(rates_for("a", "b"), 2.0, 2.0, points=points)
+    assert "<b>" not in str([trace.customdata for trace in drawn.data])
+    assert drawn.data[-1].name == "These bits"
+    assert "beyond" in drawn_at(rates_for("a", "b"), 8.0, 8.0).data[-1].name
     told = {trace.name: list(trace.y) for trace in drawn.data[1:-1]}
     assert told == {
         "Archives, measured": [0.008],

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from tests.app.browser import FAINT, IDLE, MILLISECONDS, Server, browser_marks, wait_for
+from tests.app.browser import FAINT, IDLE, Server, browser_marks, wait_for
 from tests.app.builders import SAMPLE, write_run
 from tests.hostile import executed, lay_traps
+from tests.processes import until
 
 pytestmark = browser_marks
 
@@ -26,17 +27,10 @@ def recorder(folder: Path) -> tuple[str, Path]:
     return str(program), said
 
 
-def opened_address(page: Any, said: Path) -> str:
-    for _ in range(MILLISECONDS // 100):
-        if said.exists() and said.read_text():
-            return said.read_text()
-        page.wait_for_timeout(100)
-    pytest.fail("no browser was opened")
-
-
 def assert_lands_on_the_run(page: Any, server: Server, said: Path, name: str) -> None:
     """Follow the address that the browser was given, and then the bare one."""
-    for address in (opened_address(page, said), f"{server.address}/", f"http://localhost:{server.port}"):
+    opened = until(lambda: said.exists() and said.read_text())
+    for address in (opened, f"{server.address}/", f"http://localhost:{server.port}"):
         page.goto("about:blank")
         page.goto(address)
         page.get_by_role("button", name=name).first.wait_for()

@@ -66,19 +66,6 @@ def test_names_of_tensors_are_text_and_never_markup():
     assert "\\u202e" not in text
 
 
-@pytest.mark.parametrize(
-    "values", [[1e-45, 3.4e38], [1e-320, 1.0], [5e-324], [1e308, 1e-308], [1.02, 1.06], [7.0]]
-)
-def test_values_at_the_ends_of_what_a_float_holds_have_ticks(values):
-    for kind in (np.float64, np.float32):
-        ticks = figures.log_ticks(
-            kind(value) for value in values if 1e-45 <= value <= 3.4e38 or kind is np.float64
-        )
-        if ticks:
-            assert len(ticks["tickvals"]) == len(set(ticks["ticktext"])) <= 12
-            assert all(0 < tick < np.inf for tick in ticks["tickvals"])
-
-
 def table_of(
     values: list[list[float]], sizes: list[int] | None = None, metric: str = "fisher"
 ) -> Sensitivity:
@@ -91,16 +78,7 @@ def table_of(
     return dataclasses.replace(table, rows=rows, values=dict.fromkeys(table.values, array))
 
 
-def test_shares_of_a_step_add_up_over_all_tensors_whichever_are_shown():
-    whole = table_of([[1, 0], [3, math.nan], [1e30, 0]], [2, 2, 1])
-    shares = whole.shares()
-    assert np.nansum(shares[:, 0]) == pytest.approx(1)
-    assert np.isnan(shares[:, 1]).all()
-    part = dataclasses.replace(whole, rows=whole.rows[:1], values={"mean": whole.values["mean"][:1]})
-    assert part.shares(whole)[0, 0] == pytest.approx(2e-30)
-
-
-@pytest.mark.parametrize("wild", [math.nan, math.inf, 1e30, 1e-30, -1e30, 0.0, 1.0])
+@pytest.mark.parametrize("wild", [math.nan, math.inf, 3.4e38, 1e-45, -1e30, 0.0, 1.0])
 @pytest.mark.parametrize("is_ratio", [False, True])
 @pytest.mark.parametrize("is_alone", [False, True])
 def test_any_value_can_be_drawn(wild, is_ratio, is_alone):

@@ -105,18 +105,6 @@ def test_a_finished_job_is_there_after_a_restart_with_what_was_told_of_its_resul
     assert registry(tmp_path).get(asked([1, 2])) is None, "a result that cannot be read"
 
 
-def test_a_job_whose_explorer_was_killed_is_interrupted_and_goes_on_under_its_id(tmp_path):
-    leave(tmp_path)
-    jobs = registry(tmp_path)
-    (job,) = jobs.jobs()
-    assert (job.state, job.done, job.total, job.job_id) == ("interrupted", 3, 9, JOB_ID)
-    assert jobs.resume(JOB_ID) is job
-    wait(job)
-    assert (job.state, job.result, job.job_id) == ("finished", "hello", JOB_ID)
-    assert job.rows == [{"step": 1, "of": json.dumps("hello")}]
-    assert "at work" in job.log_text()
-
-
 def test_a_restart_under_every_kind_of_job_interrupts_each_and_loses_none(tmp_path):
     kinds = [kind for verb in plugins(VERBS) if (kind := request_of(verb)) is not None]
     examples = [shlex.split(example)[1:] for kind in kinds for example in kind.EXAMPLES]

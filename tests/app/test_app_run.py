@@ -121,34 +121,6 @@ def refuse(*_: object) -> None:
     raise AssertionError("a link alone did this")
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "steps", "metric"),
-    [
-        (("exp_avg", "exp_avg_sq"), (10, 20), "fisher"),
-        (("exp_avg",), (10, 20), "taylor"),
-        ((), (10, 20), "update"),
-        ((), (10,), "magnitude"),
-    ],
-)
-def test_the_map_opens_on_the_most_informative_metric(root, jobs, optimizer, steps, metric):
-    write_trained_run(root / "run", steps, optimizer)
-    jobs.answers["sensitivity"] = sensitivity_table()
-    app = explorer("run", run=str(root / "run"))
-    assert app.session_state["map.metric"] == metric
-    assert app.query_params["metric"] == metric
-
-
-def write_trained_run(folder: Path, steps: tuple[int, ...], moments: tuple[str, ...]) -> None:
-    folder.mkdir()
-    for step in steps:
-        weight = torch.randn(4, 3)
-        state = {0: {name: torch.rand(4, 3) for name in moments}}
-        groups = [{"params": [0], "lr": 0.1}]
-        document = {"model": {"fc.weight": weight}, "step": step}
-        document |= {"optimizer": {"state": state, "param_groups": groups}} if moments else {}
-        torch.save(document, folder / f"step_{step:06}.pt")
-
-
 def test_a_large_run_is_measured_only_when_asked_and_says_what_it_costs(run, jobs, monkeypatch):
     monkeypatch.setattr(services, "measuring_cost", lambda *_: 3_210_000_000)
     app = explorer("run", run=str(run))
@@ -222,11 +194,6 @@ def test_all_tensors_are_listed_from_headers_and_filtered(root, jobs, monkeypatc
     assert len(app.dataframe[0].value) == 400
     app.text_input(key="row_filter").set_value("39").run()
     assert len(app.dataframe[0].value) == 14
-
-
-def test_the_archive_of_another_run_is_not_claimed(root):
-    inshrink_core.compress(write_run(root / "a" / "run", (1, 2)), root / "run.inshrink", codec="lossless")
-    assert services.load_subject(str(write_run(root / "run", (10, 20)))).archive is None
 
 
 def test_former_addresses_lead_here_with_what_they_say(archived, jobs):

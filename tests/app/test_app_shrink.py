@@ -201,17 +201,6 @@ def test_an_evaluator_that_fails_or_tells_no_loss_bounds_nothing_and_that_is_sai
     assert ("--against" in verify, len(compare)) == ((True, 0) if fails else (False, 1))
 
 
-@pytest.mark.usefixtures("asked_for")
-def test_a_trial_that_was_interrupted_begins_again_by_itself(archived, jobs):
-    shown = services.load_subject(str(archived))
-    trial = jobs.put(
-        work=Intent(shown=shown, now=services.chosen(shown), evaluator=None).estimate_work(),
-        state="interrupted",
-    )
-    explorer("run", run=str(archived))
-    assert trial.state == "running"
-
-
 def test_an_archive_is_gone_on_with_only_under_the_bound_and_metric_of_its_steps(archived, jobs):
     trusted(archived)
     shown, target = services.load_subject(str(archived)), archived.with_name("run.inshrink")
@@ -309,14 +298,6 @@ def test_a_codec_from_elsewhere_is_exported_with_its_tunable(installed, root, jo
     button(app, "Write archive").click().run()
     words = jobs.words(0)[0]
     assert (option(words, "--codec"), option(words, "--set")) == ("cut", "bits=4")
-
-
-def test_a_codec_from_elsewhere_is_searched_and_edited(installed, root, jobs):
-    run = write_run(root / "run")
-    services.change_bits(services.load_subject(str(run)), {"codec": "cut", "settings": {"bits": 4}})
-    app = explorer("run", run=str(run), codec="cut")
-    assert app.selectbox(key="search.codec").value == "cut"
-    assert services.codec_settings("cut") == {"bits": 8}
 
 
 def test_every_codec_of_weights_has_a_label_and_the_default_comes_first():
