@@ -41,12 +41,6 @@ def test_an_excess_may_be_negative_and_nothing_is_extrapolated():
     assert ratio_at_excess([(-0.001, 10.0), (0.003, 40.0)], 0.004) is None
 
 
-def test_every_kind_of_difference_is_named():
-    before, after = {"a": "1", "b": "2", "c": "3"}, {"a": "1", "b": "9", "d": "4"}
-    assert parity.differences(before, after) == ["differs: b", "gone: c", "new: d"]
-    assert parity.differences(before, before) == []
-
-
 def test_a_bucket_has_the_same_digests_twice_and_refusals_say_their_exit_codes():
     found = parity.measure(["bucket"])
     assert found == parity.measure(["bucket"])

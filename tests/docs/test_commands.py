@@ -204,7 +204,6 @@ EXITS = {(page, _normal(line)): code for (page, line), code in EXITS.items()}
 def _written(folder, text):
     folder.parent.mkdir(parents=True, exist_ok=True)
     folder.write_text(text)
-    return text
 
 
 def _make_run(folder, train, steps):
@@ -260,14 +259,7 @@ def template(tmp_path_factory):
     judged = ["--evaluator", f"{folder}/judge.py:evaluate"]
     found = ["search", digits, "--max-drop", "0.5", "--budget", "2", "-o", str(folder / "search.json")]
     assert main([*found, *judged, "--steps", "100,200", "--quiet"]) == 0
-    reported = [
-        sys.executable,
-        "-m",
-        "inshrink_core.cli",
-        "compare",
-        str(folder / "digits.inshrink"),
-        "--json",
-    ]
+    reported = [sys.executable, "-m", "inshrink_core.cli", "compare", f"{folder}/digits.inshrink", "--json"]
     with (folder / "compared.json").open("w") as file:
         subprocess.run(
             [*reported, "--against", digits, "--steps", "100", *judged], cwd=ROOT, stdout=file, check=True

@@ -60,12 +60,6 @@ def test_a_planted_defect_is_found_named_and_matched_to_its_case(defect, kind, f
     assert finding.n_cases == campaign.n_bad
 
 
-def test_a_sound_reader_gives_no_finding():
-    campaign = _attacked(Planted(None), 300)
-    assert not campaign.findings
-    assert set(campaign.tallies["planted-None"].counts) <= {"refused", "same"}
-
-
 class _IgnoredChecksum(int):
     """A checksum that equals every other."""
 

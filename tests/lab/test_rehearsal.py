@@ -10,7 +10,6 @@ import inshrink_core
 import inshrink_lab
 from inshrink_core.errors import InputError
 from inshrink_lab import failing as training
-from inshrink_lab.failing import Setup
 from inshrink_lab.rehearsal import Rehearsal, half_width
 from inshrink_lab.results import TrainingResult
 
@@ -200,18 +199,6 @@ def test_what_cannot_be_rehearsed_is_refused_before_training(task, tmp_path, cou
     with pytest.raises(InputError):
         inshrink_lab.rehearse(task, tmp_path, **options)
     assert counted == []
-
-
-@pytest.mark.parametrize(("n_saves", "n_restores"), [(20, 9), (20, 19), (20, 5), (7, 3), (1, 0)])
-def test_failures_are_evenly_spaced_and_never_after_the_last_save(n_saves, n_restores):
-    schedule = Setup(task=None, n_steps=1000, n_saves=n_saves, n_restores=n_restores)
-    saved, failed = schedule.saved_at, schedule.restored_at
-    assert len(set(saved)) == n_saves
-    assert saved[-1] == 1000
-    assert len(set(failed)) == n_restores
-    assert set(failed) <= set(saved[:-1])
-    gaps = [later - earlier for earlier, later in zip((0, *failed), (*failed, 1000), strict=True)]
-    assert max(gaps) - min(gaps) <= 1000 / n_saves + 1
 
 
 def test_the_report_has_the_pairs_that_are_finished(task, tmp_path):
