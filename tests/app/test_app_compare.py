@@ -25,7 +25,6 @@ from tests.app.builders import (
     keep_comparison,
     texts,
     trusted,
-    write_run,
 )
 from tests.app.job_stubs import STEPS, option, performed, wait, work
 
@@ -54,12 +53,6 @@ def opened(app: Any) -> Any:
 def trust(app: Any) -> Any:
     """Return the consent in the header."""
     return next(box for box in opened(app).checkbox if box.label.startswith("Trust"))
-
-
-def test_a_run_without_an_archive_says_so_and_offers_what_needs_none(root, jobs):
-    app = archives("compare", write_run(root / "run", (1,)))
-    assert "no archive yet" in texts(app)
-    assert app.session_state["archives.panel"] == "pack"
 
 
 def test_an_archive_without_its_run_asks_for_it(archived, jobs):
@@ -223,10 +216,6 @@ def test_tensors_are_listed_the_worst_first_with_what_is_bit_exact_and_problems_
     table = app.dataframe[-1].value
     assert list(table["tensor"]) == ["z", "<b>", "b", "a"]
     assert list(table["bits"]) == ["lossy", "lossy", "lossy", "exact"]
-    app.toggle(key="errors.lossy").set_value(True).run()
-    assert len(app.dataframe[-1].value) == 3
-    app.text_input(key="errors.filter").set_value("nothing").run()
-    assert "No tensor matches" in texts(app)
 
 
 def test_the_command_that_writes_an_evaluator_is_shown_and_the_evaluator_tried(archived, jobs):

@@ -1,7 +1,6 @@
 """Figures and tables: any value can be drawn, tables look alike on every page, and names are text."""
 
 import dataclasses
-import json
 import math
 from types import SimpleNamespace
 
@@ -43,16 +42,6 @@ def test_steps_stand_side_by_side_with_a_marked_gap_where_the_run_lacks_one():
     table = dataclasses.replace(sensitivity_table(2, 4), steps=steps)
     drawn = heatmap_figure(table, "mean", missing=missing)
     assert [note.x for note in drawn.layout.annotations if note.text == "×"] == [2, 5]
-
-
-def test_heatmap_colours_are_float32_logarithms_and_hovers_tell_the_value():
-    table = sensitivity_table()
-    heat = heatmap_figure(table, "mean").data[1]
-    assert heat.z.dtype == np.float32
-    np.testing.assert_allclose(heat.z[:-1], np.log10(table.values["mean"][:-1]), rtol=1e-5)
-    np.testing.assert_array_equal(heat.customdata[:, :, 0], table.values["mean"])
-    assert "layers.0.weight" in heat.y[0]
-    assert "4×3" in heat.y[0]
 
 
 def test_names_of_tensors_are_text_and_never_markup():
@@ -158,7 +147,7 @@ def test_any_figure_of_a_comparison_can_be_drawn(wild):
         assert np.isfinite(np.asarray(ends, np.float64)).all()
 
 
-def test_a_table_has_headings_and_percent_on_screen_an_alternative_text_and_two_files():
+def test_a_table_has_percent_on_screen_an_alternative_text_and_two_files():
     def script() -> None:
         import pandas as pd
         from inshrink_app.widgets import listing
@@ -170,10 +159,6 @@ def test_a_table_has_headings_and_percent_on_screen_an_alternative_text_and_two_
     drawn = app.dataframe[0].value
     assert list(drawn.columns) == ["step", "drop"]
     assert list(drawn["drop"]) == pytest.approx([1.23])
-    looks = json.loads(app.dataframe[0].proto.columns)
-    assert [looks[name]["label"] for name in ("step", "drop")] == ["Step", "Drop"]
-    assert [looks[name]["type_config"]["format"] for name in ("step", "drop")] == ["localized", "%.2f %%"]
-    assert app.dataframe[0].proto.placeholder == "–"
     assert app.dataframe[0].proto.alt == "Two rows"
     assert [button.proto.label for button in app.get("download_button")] == ["CSV", "JSON"]
 

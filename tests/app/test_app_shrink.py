@@ -146,21 +146,6 @@ def test_the_bound_and_the_metric_of_the_header_hold_when_an_archive_is_written(
     assert option(compare, "--eval-metric") == "accuracy"
 
 
-def test_bits_made_by_hand_are_written_as_they_stand(root, jobs):
-    config = {
-        "codec": "lattice",
-        "settings": {"coarseness": 2.0},
-        "override": [{"layer_type": "linear", "coarseness": 3.5}],
-    }
-    services.change_bits(services.load_subject(str(SAMPLE)), config, "by hand")
-    button(explorer("run", run=str(SAMPLE)), WRITE).click().run()
-    compress, _, compare = jobs.words(-1)
-    assert "coarseness=2.0" in compress
-    assert 'overrides=[{"layer_type": "linear", "coarseness": 3.5}]' in compress
-    assert not [word for word in compress if word.startswith("--max-")]
-    assert compare[0] == "compare"
-
-
 def test_a_run_of_somebody_else_is_compared_tensor_by_tensor_until_its_code_is_trusted(archived, jobs):
     judged(archived)
     app = explorer("run", run=str(archived))
@@ -285,16 +270,8 @@ def installed(package, monkeypatch) -> Iterator[None]:
 
 def test_a_codec_from_elsewhere_is_exported_with_its_tunable(installed, root, jobs):
     app = archives("write", write_run(root / "run"))
-    codecs = app.selectbox(key="export.codec")
-    assert "Cut mantissa" in codecs.options
-    codecs.set_value("cut").run()
-    tunable = app.select_slider(key="export.cut.bits")
-    assert (tunable.label, tunable.value, list(tunable.options)) == (
-        "Mantissa",
-        8,
-        ["16", "12", "8", "6", "4", "2"],
-    )
-    tunable.set_value(4).run()
+    app.selectbox(key="export.codec").set_value("cut").run()
+    app.select_slider(key="export.cut.bits").set_value(4).run()
     button(app, "Write archive").click().run()
     words = jobs.words(0)[0]
     assert (option(words, "--codec"), option(words, "--set")) == ("cut", "bits=4")
