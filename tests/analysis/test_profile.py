@@ -140,12 +140,6 @@ def test_a_run_without_identities_is_measured_and_not_cached():
     assert sensitivity(run).bytes_read == sensitivity(run).bytes_read == 16
 
 
-def test_progress_counts_steps(run):
-    calls = []
-    sensitivity(run, steps=[1, 3], progress=lambda *call: calls.append(call))
-    assert calls == [(1, 2, 1), (2, 2, 3)]
-
-
 def test_what_was_measured_before_an_interruption_is_kept(run):
     def stop(done, total, step):
         if done == 2:
@@ -165,11 +159,6 @@ def test_bad_requests_are_refused(run):
         sensitivity(run, "hessian")
     with pytest.raises(InputError, match="no grouping"):
         sensitivity(run).by("column")
-
-
-def test_a_tensor_of_the_root_is_its_own_block():
-    table = sensitivity(memory_run({1: {"scale": torch.ones(2, 2)}})).by("block")
-    assert table.rows == ("scale",)
 
 
 WEIGHT = torch.tensor([[1.0, -2.0], [0.5, -0.0]])
@@ -241,32 +230,6 @@ def test_mean_and_quantiles_are_within_one_key_of_those_of_the_values():
     assert found.mean == pytest.approx(exact.mean(), rel=1e-12)
     for share, quantile in ((0.5, found.p50), (0.99, found.p99)):
         assert quantile == pytest.approx(np.quantile(exact, share, method="inverted_cdf"), rel=2**-7)
-
-
-def test_a_constant_tensor_has_its_value_as_every_statistic():
-    assert summary_of(torch.full((1000,), 0.1))[:3] == pytest.approx([torch.tensor(0.1).item()] * 3)
-
-
-def test_a_merged_histogram_is_the_histogram_of_all():
-    parts = [seeded((n,), n) * n for n in (3, 1000, 50_000)]
-    merged = ScoreHistogram()
-    for part in parts:
-        entry = ScoreHistogram()
-        entry.add(part)
-        merged.merge(entry)
-    assert merged.summary()[1:] == pytest.approx(summary_of(torch.cat(parts))[1:])
-    assert merged.summary().mean == pytest.approx(torch.cat(parts).abs().double().mean().item())
-
-
-def test_a_group_is_weighted_by_the_number_of_parameters():
-    # 990 ones and 10 thousands: the mean of the two means would be 500.5, the median of medians either.
-    found = summary_of(torch.ones(990), torch.full((10,), 1000.0))
-    assert (found.mean, found.p50, found.p99) == (10.99, 1.0, 1.0)
-
-
-def test_nonfinite_scores_are_counted_apart():
-    found = summary_of(torch.tensor([1.0, math.nan, math.inf, -math.inf, 3.0]))
-    assert found == (2.0, 1.0, 3.0, 2, 3)
 
 
 @pytest.mark.parametrize("values", [torch.empty(0), torch.tensor([math.nan])])

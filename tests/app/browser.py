@@ -1,5 +1,7 @@
 """A real browser and a server in a process of its own, for tests of what only they can show."""
 
+import contextlib
+import http.client
 import os
 import shutil
 import signal
@@ -7,13 +9,13 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
 import pytest
+
+from tests.processes import until
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 ARGUMENTS = [
@@ -86,6 +88,21 @@ def wait_for(page: Any, condition: str, arg: Any = None) -> None:
         page.wait_for_timeout(50)
 
 
+def ask(address: str, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], bytes]:
+    """Ask the server without a browser, by whatever name; return status, headers and body."""
+    place = address.removeprefix("http://")
+    named = {"Host": place} | {name.replace("_", "-"): value for name, value in headers.items()}
+    connection = http.client.HTTPConnection(place, timeout=120)
+    with contextlib.closing(connection):
+        connection.putrequest(method, path, skip_host=True)
+        for name, value in named.items():
+            connection.putheader(name, value)
+        connection.endheaders()
+        answer = connection.getresponse()
+        found = {name.lower(): value for name, value in answer.getheaders()}
+        return answer.status, found, answer.read()
+
+
 def new_page(browser: Any, width: int = 1280, height: int = 900, **more: Any) -> Any:
     """Return a page of a browser that knows nothing of others; it notes hosts and console messages."""
     page = browser.new_context(viewport={"width": width, "height": height}, **more).new_page()
@@ -127,7 +144,7 @@ class Server:
             self.process = subprocess.Popen(
                 command, cwd=self.folder, env=environment, stdout=output, stderr=output
             )
-        self._wait_until_healthy()
+        until(self._is_healthy)
 
     def kill(self) -> None:
         assert self.process is not None
@@ -150,19 +167,10 @@ class Server:
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         return 1000 * int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS")))
 
-    def _wait_until_healthy(self) -> None:
+    def _is_healthy(self) -> bool:
         assert self.process is not None
-        for _ in range(10 * MILLISECONDS // 1000):
-            assert self.process.poll() is None, "the explorer ended before it was up"
-            try:
-                with urllib.request.urlopen(f"{self.address}/_stcore/health", timeout=5) as answer:
-                    answer.read()
-            except (urllib.error.URLError, OSError):
-                try:
-                    self.process.wait(0.1)
-                except subprocess.TimeoutExpired:
-                    continue
-            else:
-                return
-        self.kill()
-        pytest.fail("the explorer did not come up")
+        assert self.process.poll() is None, "the explorer ended before it was up"
+        try:
+            return ask(self.address, "/_stcore/health")[0] == 200
+        except OSError:
+            return False

@@ -16,7 +16,6 @@ from streamlit.testing.v1 import AppTest, app_test
 
 from inshrink_core import Archive
 from inshrink_core.analysis.profile import Row
-from inshrink_core.chain.report import ChainFrame, ChainReport
 from inshrink_core.checkpoint import TensorRole, TensorSpec
 from inshrink_core.evaluate import EvaluatedStep
 from inshrink_core.evaluate.comparison import Compared
@@ -184,44 +183,6 @@ MEASURING = Work(
     documents=({"verb": "sensitivity", "fields": {"run": "run"}},), page="sensitivity", topic="magnitude"
 )
 """Some measurement, where it does not matter of what."""
-
-
-def chain_frame(step: int, **changes: Any) -> ChainFrame:
-    """Return a delta frame of a chain of every tenth step."""
-    values: dict[str, Any] = {
-        "step": step,
-        "kind": "delta",
-        "branch": 0,
-        "frame_id": f"{step:04}",
-        "parent_step": step - 10,
-        "restored_step": None,
-        "on_line": True,
-        "nbytes": 1000,
-        "ratio_weights": 9.0,
-        "ratio_total": 3.0,
-        "codec": "lattice",
-        "digest": "ab" * 32,
-        "damage": "",
-    }
-    return ChainFrame(**(values | changes))
-
-
-def chain(path: Path, frames: tuple[ChainFrame, ...], **changes: Any) -> ChainReport:
-    """Return an archive of some frames."""
-    values: dict[str, Any] = {
-        "path": path,
-        "is_packed": False,
-        "frames": frames,
-        "missing": (),
-        "nbytes": 1000 * len(frames),
-        "raw_bytes": 9000 * len(frames),
-        "ratio_weights": 9.0 if frames else None,
-        "ratio_total": 3.0 if frames else None,
-        "codec": "lattice",
-        "optimizer": "lossless",
-        "config": {"coarseness": 2.5},
-    }
-    return ChainReport(**(values | changes))
 
 
 def compared_row(**changes: Any) -> EvaluatedStep:

@@ -7,8 +7,6 @@ from inshrink_app.services import SearchPoint
 
 from tests.app.job_stubs import STEPS, StubJobs
 
-__all__ = ["config", "document", "point", "put", "trial"]
-
 
 def config(coarseness: float, **more: Any) -> dict[str, Any]:
     return {"codec": "lattice", "settings": {"coarseness": coarseness}, **more}

@@ -11,7 +11,6 @@ import pytest
 from inshrink_app import services
 from inshrink_app.model import METRICS
 from inshrink_app.model import config as search_config
-from inshrink_app.model.problem import ServiceError
 from inshrink_app.model.subject import Subject
 from inshrink_app.pages.run import board
 from inshrink_app.pages.run.curve import allocation_figure, clicked_point
@@ -26,7 +25,6 @@ from inshrink_core.verbs.search import Search
 from inshrink_core.verbs.shared.values import given_settings, read_config_file
 from tests.app.builders import (
     EVALUATOR,
-    SAMPLE,
     button,
     charts,
     explorer,
@@ -204,18 +202,6 @@ def test_a_search_leaves_bits_made_by_hand_and_its_result_is_one_step_that_undo_
     assert not marker.exists(), "the code of the run is executed by jobs alone"
 
 
-def test_the_bundled_sample_needs_no_consent(root, jobs):
-    app = explorer("run", run=str(SAMPLE), chain="range", codec="uniform")
-    first, *_, last = services.load_subject(str(SAMPLE)).steps[-8:]
-    app.select_slider(key="search.range").set_value((first, last))
-    app.run()
-    app.button(key="search.start").click().run()
-    assert not jobs.started[-1].trusted
-    assert option(jobs.last, "--codec") == "uniform"
-    assert "--trust-run" not in jobs.last
-    assert len(str(option(jobs.last, "--steps")).split(",")) == 8
-
-
 def test_layers_have_the_same_shares_of_the_sensitivity_as_the_map(app, archived, jobs):
     empty = services.unmeasured(services.load_subject(str(archived)), "magnitude")
     values = dict.fromkeys(empty.values, np.arange(1.0, 1 + empty.values["mean"].size).reshape(2, -1))
@@ -280,19 +266,6 @@ def test_a_search_and_its_baselines_are_measured_and_what_they_leave_is_read(arc
     assert all(one.ratio > 0 and one.n_steps == 2 for one in points)
 
 
-def test_a_setting_that_no_codec_has_and_a_pattern_that_means_nothing_are_refused(root):
-    shown = services.load_subject(str(write_run(root / "run")))
-    for more, why in (
-        ({"settings": {"rough": 1}}, "no setting"),
-        ({"override": [{"match": "fc1.*", "coarseness": 1}, {"match": "gone.*", "coarseness": 1}]}, "gone"),
-        ({"override": [{"layer_type": "embedding", "coarseness": 1}]}, "embedding"),
-    ):
-        with pytest.raises(ServiceError, match=why):
-            services.loaded_config(shown, json.dumps(config(2.0) | more))
-    sound = config(2.0, override=[{"match": "fc1.*", "coarseness": 1}])
-    assert services.loaded_config(shown, json.dumps(sound)) == sound
-
-
 def test_the_file_of_a_configuration_is_read_back_here_and_by_the_command_line(tmp_path):
     wanted = config(2.5, override=[{"layer_type": "vector", "coarseness": 1}, OVERRIDE])
     wanted["settings"] |= {"shaping": "auto", "exact": False}
@@ -322,13 +295,15 @@ def test_settings_as_text_are_taken_in_and_those_for_another_model_are_not(archi
     app = explorer("run", run=str(archived))
     app.session_state["bits.settings"] = True
     app.run()
-    for text, wanted in (
-        (search_config.config_text(config(7.0)), config(7.0)),
-        (json.dumps(config(7.0, override=[{"match": "gone.*", "coarseness": 1}])), config(7.0)),
+    for more in (
+        {},
+        {"settings": {"rough": 1}},
+        {"override": [{"match": "fc1.*", "coarseness": 1}, {"match": "gone.*", "coarseness": 1}]},
+        {"override": [{"layer_type": "embedding", "coarseness": 1}]},
     ):
-        app.text_area[0].set_value(text).run()
+        app.text_area[0].set_value(search_config.config_text(config(7.0) | more)).run()
         button(app, "Use these settings").click().run()
-        assert edited(archived) == wanted
+        assert edited(archived) == config(7.0)
 
 
 def test_the_commands_and_the_lines_of_the_place_do_what_they_say(archived, jobs, monkeypatch, capsys):
@@ -345,6 +320,8 @@ def test_the_commands_and_the_lines_of_the_place_do_what_they_say(archived, jobs
         "search",
         "estimate",
     ]
+    assert option(commands[2], "--set") == "bits=8"
+    assert not [word for word in commands[2] if word.startswith("--max-")], "bits by hand are written as such"
     for words in commands:
         assert main(words) == 0, words
     assert "'codec': 'uniform'" in python or "codec='uniform'" in python
@@ -367,23 +344,9 @@ def drawn_at(rates: Rates, *values: float, **changes: Any) -> Any:
     return allocation_figure(changes.pop("points", ()), figure, 1e9, here=here, **{"limit": 0.003, **changes})
 
 
-@pytest.mark.parametrize("figure", ["drop", "divergence"])
-def test_the_picture_has_the_bound_and_the_allocation_on_it(figure):
-    rates = rates_for("a", HOSTILE)
-    measured = [point(10.0, 0.02, label=HOSTILE, divergence=0.004)]
-    inside = drawn_at(rates, 1.0, 1.0, points=measured, figure=figure)
-    assert [trace.name for trace in inside.data][-1] == "These bits"
-    beyond = drawn_at(rates, 8.0, 8.0, points=measured, figure=figure)
-    assert "beyond" in beyond.data[-1].name
-    assert beyond.data[-1].x[0] < inside.data[-1].x[0]
-    assert "<b>" not in str(beyond.data[0].customdata[0][1])
-    assert {shape.type for shape in beyond.layout.shapes} == {"rect", "line"}
-    assert not drawn_at(rates, 1.0, 1.0, limit=None).layout.shapes, "no bound, no red"
-
-
 def test_all_that_was_measured_of_these_steps_is_in_one_picture_and_nothing_of_others():
     points = [
-        point(10.0, 0.02, divergence=0.004),
+        point(10.0, 0.02, divergence=0.004, label=HOSTILE),
         point(11.0, 0.02, divergence=0.005, n_steps=2, is_complete=False),
         point(12.0, 0.02, divergence=0.006, keeps=False),
         point(13.0, 0.02, divergence=0.007, kind="codec", name="QD"),
@@ -392,6 +355,9 @@ def test_all_that_was_measured_of_these_steps_is_in_one_picture_and_nothing_of_o
         point(16.0, 0.0, divergence=0.0, config=config(2.0), kind="estimate"),
     ]
     drawn = drawn_at(rates_for("a", "b"), 2.0, 2.0, points=points)
+    assert "<b>" not in str([trace.customdata for trace in drawn.data])
+    assert drawn.data[-1].name == "These bits"
+    assert "beyond" in drawn_at(rates_for("a", "b"), 8.0, 8.0).data[-1].name
     told = {trace.name: list(trace.y) for trace in drawn.data[1:-1]}
     assert told == {
         "Archives, measured": [0.008],
@@ -447,10 +413,12 @@ def test_a_setting_that_the_codecs_number_is_not_has_no_figures_of_the_curve(arc
 
 def test_trials_of_a_configuration_become_one_point_and_the_last_word_counts(jobs):
     rows = [*document()["trials"], trial(10, 1.0, drop=0.009)]
+    # A failure or a missing figure keeps no bound.
+    rows += [trial(10, 5.0, failure="NaN", drop=None, divergence=None), trial(10, 6.0, divergence=None)]
     found = services.searched(RUN, put(jobs, RUN.path, result=document(trials=rows)))
-    assert [one.n_steps for one in found.points] == [4, 4, 1]
-    assert [one.is_complete for one in found.points] == [True, True, False]
-    assert [one.keeps for one in found.points] == [True, True, False]
+    assert [one.n_steps for one in found.points] == [4, 4, 1, 1, 1]
+    assert [one.is_complete for one in found.points] == [True, True, False, False, False]
+    assert [one.keeps for one in found.points] == [True, True, False, False, False]
     assert found.points[0].drop == 0.009
     assert found.best is found.points[1]
     # A search of all steps that has just begun has no trial of the whole chain.
@@ -459,12 +427,6 @@ def test_trials_of_a_configuration_become_one_point_and_the_last_word_counts(job
     found = services.searched(RUN, job)
     assert [(one.n_steps, one.is_complete) for one in found.points] == [(2, False)]
     assert found.best is None
-
-
-def test_a_failure_or_a_missing_figure_keeps_no_bound(jobs):
-    rows = [trial(10, 1.0, failure="NaN", drop=None, divergence=None), trial(10, 2.0, divergence=None)]
-    found = services.searched(RUN, put(jobs, RUN.path, result=document(trials=rows, best=None)))
-    assert [one.keeps for one in found.points] == [False, False]
 
 
 @pytest.mark.parametrize(

@@ -3,17 +3,15 @@
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.app.browser import FAINT, IDLE, MILLISECONDS, Server, browser_marks, wait_for
+from tests.app.browser import FAINT, IDLE, Server, browser_marks, wait_for
 from tests.app.builders import SAMPLE, write_run
 from tests.hostile import executed, lay_traps
+from tests.processes import until
 
 pytestmark = browser_marks
-
-REPOSITORY = Path(__file__).parents[2]
 INSHRINK = str(Path(sys.executable).with_name("inshrink"))
 RECORD = "#!{python}\nimport sys\nopen({file!r}, 'w').write(sys.argv[1])\n"
 
@@ -26,30 +24,6 @@ def recorder(folder: Path) -> tuple[str, Path]:
     return str(program), said
 
 
-def opened_address(page: Any, said: Path) -> str:
-    for _ in range(MILLISECONDS // 100):
-        if said.exists() and said.read_text():
-            return said.read_text()
-        page.wait_for_timeout(100)
-    pytest.fail("no browser was opened")
-
-
-def assert_lands_on_the_run(page: Any, server: Server, said: Path, name: str) -> None:
-    """Follow the address that the browser was given, and then the bare one."""
-    for address in (opened_address(page, said), f"{server.address}/", f"http://localhost:{server.port}"):
-        page.goto("about:blank")
-        page.goto(address)
-        page.get_by_role("button", name=name).first.wait_for()
-        page.locator(".st-key-heatmap .js-plotly-plot").first.wait_for()
-        assert "/run?run=" in page.url
-        assert page.get_by_role("heading", name="Open a run").count() == 0
-    wait_for(page, IDLE)
-    assert page.evaluate(FAINT) == []
-    # Whoever asks for another run gets the page to choose it, and stays there.
-    page.get_by_role("link", name="Open").click()
-    page.get_by_role("heading", name="Open a run").wait_for()
-
-
 def test_inshrink_ui_run_lands_on_the_run(page, tmp_path):
     server = Server(tmp_path / "work")
     server.folder.mkdir()
@@ -57,21 +31,19 @@ def test_inshrink_ui_run_lands_on_the_run(page, tmp_path):
     browser, said = recorder(tmp_path)
     server.start(INSHRINK, "ui", "mine/training", "--port", str(server.port), BROWSER=browser)
     try:
-        assert_lands_on_the_run(page, server, said, "training")
-    finally:
-        server.end()
-
-
-@pytest.mark.skipif(shutil.which("make") is None, reason="no make here")
-def test_make_run_lands_on_the_sample(page, tmp_path):
-    server = Server(tmp_path / "work")
-    server.folder.mkdir()
-    browser, said = recorder(tmp_path)
-    # The environment is the one that runs this: nothing is made anew.
-    words = ("-C", str(REPOSITORY), f"VENV={sys.prefix}", "-o", f"{sys.prefix}/.installed")
-    server.start("make", *words, "run", f"PORT={server.port}", BROWSER=browser)
-    try:
-        assert_lands_on_the_run(page, server, said, "digits-cnn")
+        opened = until(lambda: said.exists() and said.read_text())
+        for address in (opened, f"{server.address}/", f"http://localhost:{server.port}"):
+            page.goto("about:blank")
+            page.goto(address)
+            page.get_by_role("button", name="training").first.wait_for()
+            page.locator(".st-key-heatmap .js-plotly-plot").first.wait_for()
+            assert "/run?run=" in page.url
+            assert page.get_by_role("heading", name="Open a run").count() == 0
+        wait_for(page, IDLE)
+        assert page.evaluate(FAINT) == []
+        # Whoever asks for another run gets the page to choose it, and stays there.
+        page.get_by_role("link", name="Open").click()
+        page.get_by_role("heading", name="Open a run").wait_for()
     finally:
         server.end()
 

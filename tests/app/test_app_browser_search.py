@@ -5,9 +5,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.app.browser import FAINT, IDLE, MILLISECONDS, Server, browser_marks, wait_for
+from tests.app.browser import FAINT, IDLE, Server, browser_marks, wait_for
 from tests.app.builders import judged
 from tests.app.job_stubs import write_slow_run
+from tests.processes import until
 
 pytestmark = browser_marks
 
@@ -44,10 +45,7 @@ def test_a_search_is_launched_cancelled_and_resumed_and_its_result_is_taken_and_
     page.get_by_role("button", name="Search for the best bits").click()
     page.get_by_text("evaluations left").wait_for()
     log = server.folder / "run" / ".inshrink" / "search.jsonl"
-    for _ in range(MILLISECONDS // 100):
-        if log.exists() and log.read_text():
-            break
-        page.wait_for_timeout(100)
+    until(lambda: log.exists() and log.read_text())
     page.get_by_role("button", name="Cancel").first.click()
     page.get_by_text("Cancelled. Finished work is kept").first.wait_for()
     assert log.read_text()

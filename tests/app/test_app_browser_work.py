@@ -1,7 +1,5 @@
 """Long work in a real browser: the download of a large file, and a comparison across restarts."""
 
-import contextlib
-import http.client
 import json
 import re
 import shutil
@@ -15,7 +13,7 @@ import pytest
 from inshrink_app.jobs.job import RESULT, Job
 
 import inshrink_core
-from tests.app.browser import Server, browser_marks
+from tests.app.browser import Server, ask, browser_marks
 from tests.app.builders import judged
 from tests.app.job_stubs import work_of
 
@@ -58,21 +56,6 @@ def leave_export(server: Server, target: Path) -> str:
     job.store()
     (folder / RESULT).write_text(json.dumps([{"relative_error": 0.0}]))
     return folder.name
-
-
-def fetch(
-    address: str, link: str, *, host: str | None = None, first: int | None = None
-) -> tuple[int, str | None, bytes]:
-    """Ask for a file without a browser; return status, disposition and body."""
-    parts = urlsplit(address)
-    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=120)
-    headers = {"Host": host} if host else {}
-    if first is not None:
-        headers["Range"] = f"bytes={first}-"
-    with contextlib.closing(connection):
-        connection.request("GET", link, headers=headers)
-        answer = connection.getresponse()
-        return answer.status, answer.getheader("content-disposition"), answer.read()
 
 
 def settled_nbytes(server: Server) -> int:
@@ -118,11 +101,12 @@ def test_a_large_file_is_downloaded_with_flat_memory_and_not_to_those_who_call_b
         assert file.read(4) == b"head"
 
     path = urlsplit(address).path
-    assert fetch(server.address, path, host="evil.example")[:2] == (403, None)
-    assert fetch(server.address, path + "x")[0] == 404
-    status, disposition, body = fetch(server.address, path, first=LARGE_NBYTES - 10)
+    status, headers, _ = ask(server.address, path, Host="evil.example")
+    assert (status, headers.get("content-disposition")) == (403, None)
+    assert ask(server.address, path + "x")[0] == 404
+    status, headers, body = ask(server.address, path, Range=f"bytes={LARGE_NBYTES - 10}-")
     assert (status, body) == (206, bytes(10))
-    assert disposition.startswith("attachment")
+    assert headers["content-disposition"].startswith("attachment")
     assert page.hosts == {server.address.removeprefix("http://")}
 
 

@@ -1,7 +1,6 @@
 """Comparing archives in every state, whose code runs, and what the numbers are."""
 
 import hashlib
-import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +25,6 @@ from tests.app.builders import (
     keep_comparison,
     texts,
     trusted,
-    write_run,
 )
 from tests.app.job_stubs import STEPS, option, performed, wait, work
 
@@ -55,12 +53,6 @@ def opened(app: Any) -> Any:
 def trust(app: Any) -> Any:
     """Return the consent in the header."""
     return next(box for box in opened(app).checkbox if box.label.startswith("Trust"))
-
-
-def test_a_run_without_an_archive_says_so_and_offers_what_needs_none(root, jobs):
-    app = archives("compare", write_run(root / "run", (1,)))
-    assert "no archive yet" in texts(app)
-    assert app.session_state["archives.panel"] == "pack"
 
 
 def test_an_archive_without_its_run_asks_for_it(archived, jobs):
@@ -162,8 +154,6 @@ def test_several_archives_are_lines_of_one_table_and_a_picture_of_size_against_c
     table = app.dataframe[0].value
     assert list(table["archive"]) == ["run.inshrink", "run-other.inshrink"]
     assert list(table["bound"]) == ["exact", "broken"]
-    looks = json.loads(app.dataframe[0].proto.columns)
-    assert sum(looks[name]["width"] for name in table) < 800, "it fits a page of 900 pixels"
     assert table["ratio"][1] == services.chain_of(str(other)).ratio_total
     assert charts(app) == 4
 
@@ -183,16 +173,6 @@ def test_an_archive_that_cannot_be_compared_is_left_out_and_the_others_are_compa
     assert charts(app) > 0
     with pytest.raises(EvaluatorError):
         performed(replace(request, archives=(str(part),) * 2))
-
-
-def test_a_comparison_at_work_shows_its_progress(archived, jobs):
-    jobs.state = "running"
-    trusted(archived)
-    app = archives("compare", archived)
-    button(app, "Compare").click().run()
-    assert button(app, "Cancel")
-    assert charts(app) == 0
-    assert "Not compared yet" not in texts(app)
 
 
 def test_numbers_are_those_of_the_command_line_and_nothing_is_measured_twice(archived, tmp_path):
@@ -236,10 +216,6 @@ def test_tensors_are_listed_the_worst_first_with_what_is_bit_exact_and_problems_
     table = app.dataframe[-1].value
     assert list(table["tensor"]) == ["z", "<b>", "b", "a"]
     assert list(table["bits"]) == ["lossy", "lossy", "lossy", "exact"]
-    app.toggle(key="errors.lossy").set_value(True).run()
-    assert len(app.dataframe[-1].value) == 3
-    app.text_input(key="errors.filter").set_value("nothing").run()
-    assert "No tensor matches" in texts(app)
 
 
 def test_the_command_that_writes_an_evaluator_is_shown_and_the_evaluator_tried(archived, jobs):

@@ -1,7 +1,6 @@
 """Figures and tables: any value can be drawn, tables look alike on every page, and names are text."""
 
 import dataclasses
-import json
 import math
 from types import SimpleNamespace
 
@@ -45,16 +44,6 @@ def test_steps_stand_side_by_side_with_a_marked_gap_where_the_run_lacks_one():
     assert [note.x for note in drawn.layout.annotations if note.text == "×"] == [2, 5]
 
 
-def test_heatmap_colours_are_float32_logarithms_and_hovers_tell_the_value():
-    table = sensitivity_table()
-    heat = heatmap_figure(table, "mean").data[1]
-    assert heat.z.dtype == np.float32
-    np.testing.assert_allclose(heat.z[:-1], np.log10(table.values["mean"][:-1]), rtol=1e-5)
-    np.testing.assert_array_equal(heat.customdata[:, :, 0], table.values["mean"])
-    assert "layers.0.weight" in heat.y[0]
-    assert "4×3" in heat.y[0]
-
-
 def test_names_of_tensors_are_text_and_never_markup():
     table = sensitivity_table(1, 1)
     evil = "<a href='javascript:alert(1)'>x</a>\u202e"
@@ -64,19 +53,6 @@ def test_names_of_tensors_are_text_and_never_markup():
     assert "<a " not in text
     assert "\\u003ca " not in text
     assert "\\u202e" not in text
-
-
-@pytest.mark.parametrize(
-    "values", [[1e-45, 3.4e38], [1e-320, 1.0], [5e-324], [1e308, 1e-308], [1.02, 1.06], [7.0]]
-)
-def test_values_at_the_ends_of_what_a_float_holds_have_ticks(values):
-    for kind in (np.float64, np.float32):
-        ticks = figures.log_ticks(
-            kind(value) for value in values if 1e-45 <= value <= 3.4e38 or kind is np.float64
-        )
-        if ticks:
-            assert len(ticks["tickvals"]) == len(set(ticks["ticktext"])) <= 12
-            assert all(0 < tick < np.inf for tick in ticks["tickvals"])
 
 
 def table_of(
@@ -91,16 +67,7 @@ def table_of(
     return dataclasses.replace(table, rows=rows, values=dict.fromkeys(table.values, array))
 
 
-def test_shares_of_a_step_add_up_over_all_tensors_whichever_are_shown():
-    whole = table_of([[1, 0], [3, math.nan], [1e30, 0]], [2, 2, 1])
-    shares = whole.shares()
-    assert np.nansum(shares[:, 0]) == pytest.approx(1)
-    assert np.isnan(shares[:, 1]).all()
-    part = dataclasses.replace(whole, rows=whole.rows[:1], values={"mean": whole.values["mean"][:1]})
-    assert part.shares(whole)[0, 0] == pytest.approx(2e-30)
-
-
-@pytest.mark.parametrize("wild", [math.nan, math.inf, 1e30, 1e-30, -1e30, 0.0, 1.0])
+@pytest.mark.parametrize("wild", [math.nan, math.inf, 3.4e38, 1e-45, -1e30, 0.0, 1.0])
 @pytest.mark.parametrize("is_ratio", [False, True])
 @pytest.mark.parametrize("is_alone", [False, True])
 def test_any_value_can_be_drawn(wild, is_ratio, is_alone):
@@ -180,7 +147,7 @@ def test_any_figure_of_a_comparison_can_be_drawn(wild):
         assert np.isfinite(np.asarray(ends, np.float64)).all()
 
 
-def test_a_table_has_headings_and_percent_on_screen_an_alternative_text_and_two_files():
+def test_a_table_has_percent_on_screen_an_alternative_text_and_two_files():
     def script() -> None:
         import pandas as pd
         from inshrink_app.widgets import listing
@@ -192,10 +159,6 @@ def test_a_table_has_headings_and_percent_on_screen_an_alternative_text_and_two_
     drawn = app.dataframe[0].value
     assert list(drawn.columns) == ["step", "drop"]
     assert list(drawn["drop"]) == pytest.approx([1.23])
-    looks = json.loads(app.dataframe[0].proto.columns)
-    assert [looks[name]["label"] for name in ("step", "drop")] == ["Step", "Drop"]
-    assert [looks[name]["type_config"]["format"] for name in ("step", "drop")] == ["localized", "%.2f %%"]
-    assert app.dataframe[0].proto.placeholder == "–"
     assert app.dataframe[0].proto.alt == "Two rows"
     assert [button.proto.label for button in app.get("download_button")] == ["CSV", "JSON"]
 

@@ -1,11 +1,7 @@
 """Who is answered, and what every answer says: asked of the running server, byte by byte."""
 
-import http.client
 import re
 import socket
-import subprocess
-import sys
-import urllib.request
 from pathlib import Path
 
 import pytest
@@ -17,7 +13,7 @@ from streamlit.runtime.forward_msg_queue import ForwardMsgQueue
 from streamlit.runtime.pages_manager import PagesManager
 from streamlit.runtime.scriptrunner_utils.script_requests import RerunData, ScriptRequests
 
-from tests.app.browser import Server, browser_marks, new_page
+from tests.app.browser import Server, ask, browser_marks
 from tests.app.builders import write_run
 
 STATIC = Path(streamlit.__file__).parent / "static"
@@ -47,21 +43,6 @@ HANDSHAKE = {
 }
 
 
-def ask(address: str, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str]]:
-    """Ask the server, by whatever name; return status and headers."""
-    place = address.removeprefix("http://")
-    connection = http.client.HTTPConnection(place, timeout=60)
-    named = {name.replace("_", "-"): value for name, value in headers.items()}
-    connection.putrequest(method, path, skip_host=True)
-    for name, value in ({"Host": place} | named).items():
-        connection.putheader(name, value)
-    connection.endheaders()
-    answer = connection.getresponse()
-    found = answer.status, {name.lower(): value for name, value in answer.getheaders()}
-    connection.close()
-    return found
-
-
 def assert_says_everything(headers: dict[str, str]) -> None:
     assert headers["x-frame-options"] == "DENY"
     assert headers["x-content-type-options"] == "nosniff"
@@ -83,7 +64,7 @@ def test_every_answer_says_what_browsers_must_not_do_with_it(address, path):
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example:8501", "", "127.0.0.2"])
 def test_nothing_is_answered_under_a_foreign_name(address, path, host):
-    status, headers = ask(address, path, Host=host)
+    status, headers, _ = ask(address, path, Host=host)
     assert status == 403
     assert_says_everything(headers)
     assert ask(address, "/_stcore/stream", **HANDSHAKE, Host=host, Origin=f"http://{host}")[0] == 403
@@ -94,14 +75,14 @@ def test_nothing_is_answered_under_a_foreign_name(address, path, host):
 )
 def test_pages_of_other_origins_get_neither_a_session_nor_an_answer(address, origin):
     assert ask(address, "/_stcore/health", Origin=origin)[0] == 403
-    status, headers = ask(address, "/_stcore/stream", Origin=origin, **HANDSHAKE)
+    status, headers, _ = ask(address, "/_stcore/stream", Origin=origin, **HANDSHAKE)
     assert status == 403
     assert_says_everything(headers)
 
 
 def test_our_own_page_gets_a_session_and_so_do_programs(address):
     for more in ({"Origin": address}, {}):
-        status, headers = ask(address, "/_stcore/stream", **HANDSHAKE, **more)
+        status, headers, _ = ask(address, "/_stcore/stream", **HANDSHAKE, **more)
         assert status == 101
         assert_says_everything(headers)
 
@@ -121,17 +102,14 @@ def test_the_policy_names_every_script_that_streamlit_writes_into_its_page():
 
 def test_the_page_under_every_address_is_told_where_its_server_is(address):
     for path in ("/", "/run", "/no"):
-        status, headers = ask(address, path)
+        status, headers, text = ask(address, path)
         assert (status, headers["content-type"]) == (200, "text/html; charset=utf-8")
-        with urllib.request.urlopen(f"{address}{path}", timeout=60) as answer:
-            text = answer.read().decode()
-        assert text.index("BACKEND_BASE_URL") < text.index("<script type")
+        assert text.index(b"BACKEND_BASE_URL") < text.index(b"<script type")
     assert ask(address, "/favicon.png")[1]["content-type"] == "image/png"
 
 
 def test_the_page_holds_the_command_that_starts_its_server_again(address):
-    with urllib.request.urlopen(address, timeout=60) as answer:
-        text = answer.read().decode()
+    text = ask(address, "/")[2].decode()
     assert re.search(
         rf'<div id="gone".*<code>inshrink ui --port {address.rpartition(":")[2]} --root /', text, re.S
     )
@@ -146,36 +124,16 @@ def test_no_session_takes_the_folder_of_pages_for_streamlits_own():
 
 @pytest.mark.browser
 @pytest.mark.skipif(browser_marks[1].args[0], reason="no Chromium here")
-def test_a_page_of_another_origin_cannot_frame_the_explorer_and_a_link_from_it_starts_nothing(
-    browser, tmp_path
-):
+def test_a_page_of_another_origin_cannot_frame_the_explorer_and_a_link_from_it_starts_nothing(page, tmp_path):
     folder = tmp_path / "served" / "root"
     folder.mkdir(parents=True)
     write_run(folder / "run")
-    explorer, other = Server(folder), tmp_path / "other"
+    explorer, other = Server(folder), tmp_path / "other.html"
     explorer.start()
-    other.mkdir()
     link = explorer.link("run", metric="magnitude")
-    (other / "index.html").write_text(
-        f"<iframe src='{link}' width=800 height=600></iframe><a href='{link}' target=_blank>go</a>"
-    )
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    elsewhere = subprocess.Popen(
-        [sys.executable, "-m", "http.server", str(port), "--bind", "127.0.0.1"],
-        cwd=other,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    other.write_text(f"<iframe src='{link}'></iframe><a href='{link}' target=_blank>go</a>")
     try:
-        page = new_page(browser)
-        for _ in range(100):
-            try:
-                page.goto(f"http://localhost:{port}/")
-                break
-            except Exception:
-                page.wait_for_timeout(100)
+        page.goto(other.as_uri())
         page.wait_for_timeout(1500)
         assert any("frame-ancestors" in complaint for complaint in page.complaints)
         assert all("stApp" not in frame.content() for frame in page.frames[1:])
@@ -190,10 +148,7 @@ def test_a_page_of_another_origin_cannot_frame_the_explorer_and_a_link_from_it_s
         landed.get_by_role("button", name="Measure magnitude").click()
         landed.get_by_text("of the magnitude").first.wait_for()  # the sentence under the map, once measured
         assert list((folder.parent / "state").rglob("job.json"))
-        page.context.close()
     finally:
-        elsewhere.kill()
-        elsewhere.wait(30)
         explorer.end()
 
 

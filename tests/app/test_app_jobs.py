@@ -105,18 +105,6 @@ def test_a_finished_job_is_there_after_a_restart_with_what_was_told_of_its_resul
     assert registry(tmp_path).get(asked([1, 2])) is None, "a result that cannot be read"
 
 
-def test_a_job_whose_explorer_was_killed_is_interrupted_and_goes_on_under_its_id(tmp_path):
-    leave(tmp_path)
-    jobs = registry(tmp_path)
-    (job,) = jobs.jobs()
-    assert (job.state, job.done, job.total, job.job_id) == ("interrupted", 3, 9, JOB_ID)
-    assert jobs.resume(JOB_ID) is job
-    wait(job)
-    assert (job.state, job.result, job.job_id) == ("finished", "hello", JOB_ID)
-    assert job.rows == [{"step": 1, "of": json.dumps("hello")}]
-    assert "at work" in job.log_text()
-
-
 def test_a_restart_under_every_kind_of_job_interrupts_each_and_loses_none(tmp_path):
     kinds = [kind for verb in plugins(VERBS) if (kind := request_of(verb)) is not None]
     examples = [shlex.split(example)[1:] for kind in kinds for example in kind.EXAMPLES]
@@ -306,23 +294,6 @@ def test_a_queued_job_can_be_cancelled_before_it_begins_and_asked_for_again(tmp_
         jobs.stop(job)
 
 
-def test_a_queued_job_is_interrupted_by_the_end_of_its_explorer(tmp_path):
-    jobs = registry(tmp_path, STUCK, most=1)
-    first, second = jobs.start(asked("a")), jobs.start(asked("b"))
-    other = registry(tmp_path, STUCK, most=1)
-    seen = other.find(second.job_id)
-    assert (seen.state, seen.is_elsewhere, other.place(seen)) == ("queued", True, None)
-    # Nothing goes on in an explorer that has ended, and its locks go with its process.
-    jobs._waiting.clear()
-    second.release_lock()
-    assert other.find(second.job_id) is seen
-    assert seen.state == "interrupted"
-    assert other.resume(second.job_id) is seen
-    assert seen.state == "running"
-    other.stop(seen)
-    jobs.stop(first)
-
-
 def test_a_job_that_the_system_does_not_start_fails_in_words_and_lets_the_next_one_in(tmp_path):
     def refuse(job: Job) -> Any:
         raise OSError(11, "Resource temporarily unavailable")
@@ -379,16 +350,12 @@ def test_jobs_about_files_outside_of_the_roots_are_not_shown(root, jobs):
     assert "appear here" in texts(app)
 
 
-def test_names_are_shown_as_text_and_a_job_is_cancelled_and_resumed(root, jobs):
+def test_names_in_the_drawer_are_shown_as_text(root, jobs):
     job = jobs.put(["verify", str(root / "**b** [x](javascript:1).inshrink")], state="running")
     job.item = "<script>alert(1)</script>"
     app = drawer()
     assert "\\*\\*b\\*\\*" in texts(app)
     assert "\\<script\\>" in app.get("progress")[0].proto.text
-    button(app, "Cancel").click().run()
-    assert job.state == "cancelled"
-    button(app, "Resume").click().run()
-    assert job.state == "running"
 
 
 def test_ended_jobs_can_be_cleared_and_running_ones_stay(root, jobs):

@@ -39,10 +39,8 @@ def test_open_page_lists_the_folders_of_the_root_and_goes_into_them(root):
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
-        ("../../etc", "outside of the folders"),
         ("/etc/passwd", "outside of the folders"),
         ("missing-run", "nothing at this path"),
-        ("a\0b", "not a path"),
         ("   ", "No path was typed"),
     ],
 )

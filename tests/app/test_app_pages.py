@@ -8,30 +8,27 @@ import pickle
 import shlex
 import shutil
 import zipfile
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from inshrink_app import services
 from inshrink_app.jobs.work import Work
 from inshrink_app.server import roots
 from inshrink_app.widgets.ending import python_text, shell_text
 from streamlit.testing.v1 import AppTest
 
+from inshrink_core.archive import ArchiveWriter
 from inshrink_core.cli.derived import read_request
 from inshrink_core.plugins import VERBS, plugins
 from inshrink_core.request import Request, request_of
 from inshrink_core.verbs.compress import Compress
 from tests.app.builders import (
     button,
-    chain,
     explorer,
     header,
     open_panel,
     primary,
     sensitivity_table,
-    subject,
     texts,
     visit,
     write_run,
@@ -71,11 +68,10 @@ def test_what_cannot_be_opened_gets_one_panel_that_says_why_and_what_to_do(root,
     assert primary(app) == ["Open another run"]
 
 
-def test_an_empty_archive_says_how_to_fill_it(root, monkeypatch):
-    empty = subject(0, 0, kind="archive", archive=chain(Path("/runs/huge.inshrink"), ()))
-    monkeypatch.setattr(services, "load_subject", lambda _: empty)
+def test_an_empty_archive_says_how_to_fill_it(root):
+    ArchiveWriter(root / "empty.inshrink", create=True).close()
     for page in ABOUT_A_RUN:
-        assert "This archive is empty" in texts(explorer(page, run="/runs/huge.inshrink"))
+        assert "This archive is empty" in texts(explorer(page, run=str(root / "empty.inshrink")))
 
 
 @pytest.mark.parametrize("how", ["gone", "one", "cut"])

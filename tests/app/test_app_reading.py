@@ -16,6 +16,7 @@ from streamlit.testing.v1 import AppTest
 
 import inshrink_core
 from tests.app.builders import explorer, linked, texts, write_run
+from tests.processes import until
 
 STEPS = tuple(range(10, 130, 10))
 
@@ -51,13 +52,6 @@ def reading_at(run: Path) -> Reading:
     reading.start()
     until(lambda: reading.n_read == 4)
     return reading
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_the_newest_come_first_and_the_whole_is_what_an_ordinary_opening_returns(run, monkeypatch):
@@ -102,31 +96,21 @@ def test_a_stopped_reading_keeps_what_it_has_read_and_goes_on_only_when_asked(ru
     assert len(services.load_subject(str(run)).steps) == 11
 
 
-def test_a_stop_is_not_undone_by_a_page_that_asks_before_the_thread_has_noticed(run, gate):
+@pytest.mark.parametrize("why", ["stopped", "unwanted", "forgotten"])
+def test_a_run_that_was_stopped_that_no_page_asks_for_or_that_left_memory_is_read_no_further(
+    run, gate, monkeypatch, why
+):
     reading = reading_at(run)
-    reading.stop()
-    reading.start()
-    gate()
-    reading.wait()
-    assert services.load_subject(str(run)).n_unread == 8
-
-
-def test_a_run_that_no_page_asks_for_is_read_no_further(run, gate, monkeypatch):
-    reading = reading_at(run)
-    monkeypatch.setattr(opening.time, "monotonic", lambda now=time.monotonic: now() + 60)
-    gate()
-    reading.wait()
-    assert reading.n_read == 4
-    assert reading.is_wanted
-
-
-def test_a_run_that_leaves_memory_is_read_no_further(run, gate):
-    reading = reading_at(run)
-    st.cache_resource.clear()
+    if why == "stopped":
+        reading.stop()
+        reading.start()  # A page that asks before the thread has noticed does not undo it.
+    elif why == "unwanted":
+        monkeypatch.setattr(opening.time, "monotonic", lambda now=time.monotonic: now() + 60)
+    else:
+        st.cache_resource.clear()
     gate()
     reading.wait()
     assert reading.n_read == 4
-    assert services.load_subject(str(run)).steps == (110, 120)
 
 
 def test_two_pages_learn_of_the_end_each_by_itself(run):

@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from inshrink_app.widgets.report import MAX_ROWS, report
 from plotly.offline import get_plotlyjs
 
 import inshrink_core
-from tests.app.builders import archives, chain, chain_frame, subject
+from tests.app.builders import archives, subject
 
 HOSTILE = "<script>alert(1)</script>\u202e&'\""
 HEADINGS = ["Summary", "Bytes by step", "Training", "Size by role", "Weights by layer type", "Frames"]
@@ -111,9 +112,11 @@ def test_the_archive_page_offers_a_report_with_the_metrics_that_were_chosen(arch
         assert (b"chosen metric" in first) == is_drawn
 
 
-def test_a_report_says_what_it_leaves_out_and_what_is_missing():
-    frames = (chain_frame(10, kind="keyframe"), chain_frame(20, damage="<i>cut off</i>"))
-    found = chain(Path("/runs/huge.inshrink"), frames, missing=(30,))
+def test_a_report_says_what_it_leaves_out_and_what_is_missing(hostile):
+    found = services.chain_of(f"{hostile}.inshrink")
+    first, second, _ = found.frames
+    frames = (first, second._replace(damage="<i>cut off</i>"))
+    found = replace(found, frames=frames, missing=(30,))
     log = {f"m{i}": ((10, 1.0),) for i in range(15)}
     page = Page(report("huge", report_parts(found, subject(n_tensors=MAX_ROWS + 1, log=log))))
     told = page.texts["p"]

@@ -6,7 +6,6 @@ import pytest
 from inshrink_app import services
 from inshrink_app.jobs.registry import JobRegistry
 from inshrink_app.widgets import header as watch
-from inshrink_app.widgets.ending import python_text
 
 from tests.app.builders import charts, explorer, sensitivity_table, texts, write_run
 from tests.app.job_stubs import scripted, work_of
@@ -64,10 +63,6 @@ def test_a_run_is_archived_as_it_grows(root, jobs):
     assert "--watch" in jobs.last
     assert "--steps" not in jobs.last
     assert "Watching the run, at step 30" in texts(app)
-    assert services.describe(jobs.kept[-1]).title == "Archive run as it grows, to run-weights.inshrink"
-    printed = python_text(jobs.kept[-1].requests)
-    assert f"inshrink_core.compress('{root}/run', '{root}/run-weights.inshrink'" in printed
-    assert "watch=True" in printed
 
 
 def test_a_job_beside_a_training_lets_others_begin(tmp_path):

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 
 import inshrink_core
 from tests.docs.pages import blocks, run_in_order
@@ -56,19 +55,9 @@ def test_every_command_of_the_page_on_distributed_checkpoints_runs_in_order(tmp_
     monkeypatch.chdir(tmp_path)
     (snippet,) = [block for block in blocks(DCP) if block.is_python and block.title is None]
     exec(snippet.text, {})
-    # The archive's tensors, what DCP reads of the restored folder, and PyTorch's one file are the same.
-    archive = inshrink_core.open("run.inshrink")
-    made = torch.load("step-40.pt", weights_only=True)
-    state = {"model": {name: torch.zeros_like(tensor) for name, tensor in made["model"].items()}}
-    dcp.load(state, checkpoint_id="restored", no_dist=True)
+    archive, made = inshrink_core.open("run.inshrink"), torch.load("step-40.pt", weights_only=True)
     assert made["step"] == 40
-    for name, tensor in state["model"].items():
-        assert torch.equal(tensor, made["model"][name])
-        assert torch.equal(tensor, archive[40][name])
+    assert all(torch.equal(tensor, archive[40][name]) for name, tensor in made["model"].items())
     inshrink_core.restore("exact.inshrink", "again", steps=[40])
-    entire = {"model": {name: torch.zeros_like(tensor) for name, tensor in made["model"].items()}}
-    dcp.load(entire, checkpoint_id="folder-40", no_dist=True)
-    inner = inshrink_core.open("inside.inshrink")[40]
-    assert all(torch.equal(tensor, inner[name]) for name, tensor in entire["model"].items())
     for path in (tmp_path / "again").iterdir():
         assert path.read_bytes() == (tmp_path / "run" / "step-40" / path.name).read_bytes()

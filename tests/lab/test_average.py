@@ -42,14 +42,17 @@ def archive(run_path, tmp_path_factory):
     return target
 
 
-def judge_file(folder, target=0.0):
+def judge_file(folder, target):
+    """Write an evaluator that compares a weight with a target."""
+    torch.save(target, folder / "target.pt")
     source = f"""
         import torch
+        target = torch.load({str(folder / "target.pt")!r})
         def evaluate(state):
-            return {{"loss": float((state["fc.weight"] - {target}).square().mean())}}
+            return {{"loss": float((state["fc.weight"] - target).square().mean())}}
     """
-    (folder / f"judge{target:g}.py").write_text(textwrap.dedent(source))
-    return f"{folder}/judge{target:g}.py:evaluate"
+    (folder / "judge.py").write_text(textwrap.dedent(source))
+    return f"{folder}/judge.py:evaluate"
 
 
 def loaded(folder):
@@ -109,20 +112,12 @@ def test_given_coefficients_are_taken_as_they_are(run_path, tmp_path):
 def test_a_search_finds_better_coefficients_than_the_baselines(run_path, tmp_path):
     # The target is a combination with a negative coefficient, which no average is.
     target = 1.5 * values(10) + 0.25 * values(20) - 0.75 * values(40)
-    torch.save(target, tmp_path / "target.pt")
-    source = f"""
-        import torch
-        target = torch.load({str(tmp_path / "target.pt")!r})
-        def evaluate(state):
-            return {{"loss": float((state["fc.weight"] - target).square().mean())}}
-    """
-    (tmp_path / "judge.py").write_text(textwrap.dedent(source))
     seen = []
     report = average(
         run_path,
         tmp_path / "out",
         search=True,
-        evaluator=f"{tmp_path}/judge.py:evaluate",
+        evaluator=judge_file(tmp_path, target),
         budget=150,
         progress=seen.append,
     )
@@ -140,8 +135,9 @@ def test_a_search_that_is_cancelled_writes_nothing(run_path, tmp_path):
         if now.done == 3:
             raise ZeroDivisionError
 
+    judge = judge_file(tmp_path, values(10))
     with pytest.raises(ZeroDivisionError):
-        average(run_path, tmp_path / "out", search=True, evaluator=judge_file(tmp_path), progress=cancel)
+        average(run_path, tmp_path / "out", search=True, evaluator=judge, progress=cancel)
     assert not (tmp_path / "out").exists()
 
 

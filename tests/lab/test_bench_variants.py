@@ -13,13 +13,6 @@ def test_every_codec_for_weights_is_measured_by_default():
     assert {item.codec for item in choose_variants(None)} == set(codec_names()) - {"moments"}
 
 
-def test_the_middle_lies_between_or_is_one_of_two_neighbours():
-    bins, alpha = Variant("inshrinkerator").tunable, Variant("excp").tunable
-    assert bins.between(16, 12) == 14
-    assert bins.between(5, 6) in (5, 6)
-    assert 1e-3 < alpha.between(1e-3, 3e-3) < 3e-3
-
-
 def test_settings_that_are_held_are_in_every_config_and_in_the_label():
     variant = Variant("excp", {"coder": "rans", "bits": 3})
     assert variant.label == "excp:coder=rans,bits=3"
@@ -52,13 +45,6 @@ def test_lists_are_split_at_codecs_not_at_settings():
 def test_what_names_no_codec_or_setting_is_refused_before_anything_is_measured(text):
     with pytest.raises(ConfigError):
         choose_variants(text)
-
-
-def test_moments_are_kept_for_codecs_with_a_rule_of_their_own():
-    assert Variant("excp").optimizer("drop") == "exact"
-    assert Variant("excp", {"moments": "exact"}).optimizer("drop") == "drop"
-    assert Variant("uniform").optimizer("drop") == "drop"
-    assert Variant("excp").optimizer("compressed") == "compressed"
 
 
 BINS = Variant("inshrinkerator")

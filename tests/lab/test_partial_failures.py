@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import pytest
 
 import inshrink_lab
-from inshrink_core.errors import InputError
 from inshrink_lab import losing
 
 
@@ -74,15 +73,3 @@ def test_under_a_budget_saves_are_smaller_and_as_many_times_as_often(task, tmp_p
     assert found.budget == 0.5
     assert [item.failed_at for item in found.failures] == [item.failed_at for item in whole.failures]
     assert found.whole == whole.whole
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        *({"lose": 0.0}, {"lose": 1.0}, {"restores": 0}, {"budget": 1.0}, {"budget": 0.01}),
-        *({"lose": None, "budget": 0.5}, {"max_drop": 0.1}, {"control": True}, {"keep_archives": True}),
-    ],
-)
-def test_what_loses_nothing_or_all_is_refused(task, tmp_path, given):
-    with pytest.raises(InputError):
-        inshrink_lab.rehearse(task, tmp_path, **{"lose": 0.25} | given)

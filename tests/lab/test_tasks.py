@@ -9,7 +9,6 @@ from inshrink_core import plugins
 from inshrink_core.errors import InputError, MissingExtraError, NotFoundError
 from inshrink_core.metrics import Direction
 from inshrink_lab.tasks import digits, digits_cnn
-from inshrink_lab.tasks.shipped import warmup_cosine
 from inshrink_lab.tasks.task import Task, find_task, task_names
 
 
@@ -102,15 +101,6 @@ def test_without_scikit_learn_the_digits_name_the_extra(name, monkeypatch):
     task, _ = find_task(name)
     with pytest.raises(MissingExtraError, match=r"inshrink\[dev\]"):
         task.batch(1, torch.Generator())
-
-
-def test_the_schedule_warms_up_and_decays_to_its_floor():
-    factors = [warmup_cosine(step, 100, warmup=10, floor=0.1) for step in range(1, 101)]
-    assert factors[9] == max(factors) == 1.0
-    assert factors[-1] == pytest.approx(0.1)
-    assert factors[:10] == sorted(factors[:10])
-    assert factors[9:] == sorted(factors[9:], reverse=True)
-    assert all(0 < warmup_cosine(step, 3, warmup=10, floor=0.1) <= 1 for step in (1, 2, 3))
 
 
 @pytest.mark.parametrize(
