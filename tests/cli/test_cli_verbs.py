@@ -6,9 +6,7 @@ import sys
 import pytest
 import torch
 
-from benchmarks import documents
 from inshrink_core.codecs.lattice.codec import LatticeCodec
-from inshrink_lab.rehearsal import Rehearsal
 from tests.processes import ran
 
 STEPS = [10, 25, 50]
@@ -141,29 +139,6 @@ def test_the_evaluator_of_a_run_is_not_executed_without_consent(cli, archive, sm
     assert outcome.document["error"]["type"] == "UntrustedCodeError"
     assert "--trust-run" in outcome.document["error"]["remedy"]
     assert not witness.exists()
-
-
-def test_json_has_every_figure_and_each_is_documented(cli, task, tmp_path):
-    outcome = cli("rehearse", task, "-o", tmp_path / "out", "--codec", "lossless", "--seeds", 2, "--json")
-    assert outcome.code == 0
-    document = outcome.document
-    assert document["excess"] == document["excess_half_width"] == 0.0
-    assert document["uninterrupted"] == document["restored"]
-    assert document["restored_at"] == [4, 8]
-    assert len(document["curves"]) == 2
-    documented = documents.rows_of(Rehearsal).keys()
-    assert set(document) | {f"curves[].{key}" for key in document["curves"][0]} <= documented
-
-
-def test_rows_have_the_promised_keys_and_out_of_reach_is_null(cli, small_run, tmp_path):
-    words = ("bench", small_run, "--codecs", "uniform:bits=8,uniform:bits=2", "-o", tmp_path / "out")
-    outcome = cli(*words, "--bounds", "divergence=0.001", "--json")
-    assert (outcome.code, outcome.err) == (0, "")
-    rows = outcome.document["rows"]
-    assert [row["codec"] for row in rows] == ["repeat", "uniform:bits=8", "uniform:bits=2"]
-
-    assert [row["ratio_weights"] is None for row in rows] == [True, False, True]
-    assert rows[1]["mean_divergence"] <= 0.001 < rows[2]["mean_divergence"]
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """``--progress jsonl``: messages of a verb for another program, and what ends the verb."""
 
+import io
 import json
 import os
 import signal
@@ -10,6 +11,9 @@ import pytest
 import torch
 
 from inshrink_core.cli import main
+from inshrink_core.cli.output import shown_progress
+from inshrink_core.execution.progress import Progress
+from inshrink_core.verbs.search import Search
 
 COMMAND = (sys.executable, "-P", "-m", "inshrink_core.cli")
 
@@ -88,3 +92,16 @@ def test_a_verb_ends_when_nobody_reads_its_progress_any_more(task, run):
     assert process.wait(30) != 0
     assert process.stdout is not None
     process.stdout.close()
+
+
+def test_a_bar_is_shown_where_somebody_watches(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    with shown_progress(Search("run", max_drop=0.1), "bar", hidden=False) as tell:
+        tell(Progress("search", 3, 8, 100, "best so far 7.00×"))
+    assert "best so far 7.00×" in sys.stderr.getvalue()
+    with shown_progress(Search("run", max_drop=0.1), "bar", hidden=True) as tell:
+        assert tell is None
