@@ -1,9 +1,6 @@
 """Bad input gets one line that says what, where and what to do, its exit code, and nothing is lost."""
 
-import signal
-import subprocess
 import sys
-import time
 from importlib import import_module
 from pathlib import Path
 
@@ -13,7 +10,7 @@ import torch
 from inshrink_core.cli import main
 from tests.cli.conftest import one_line
 from tests.processes import ran
-from tests.signals import hear_ctrl_c
+from tests.signals import interrupted
 
 
 def test_a_directory_without_a_readable_checkpoint_lists_what_it_skipped(cli, tmp_path):
@@ -46,6 +43,7 @@ def test_a_directory_without_a_readable_checkpoint_lists_what_it_skipped(cli, tm
         (("--watch", "--steps", "10"), "--watch and --steps exclude"),
         (("--watch", "--poll", "0"), "--poll 0"),
         (("--idle", "3"), "--idle goes with --watch"),
+        (("--progress", "loud"), "choose one of bar, jsonl"),
         (("--max-drop", "-1"), "--max-drop -1"),
         (("--coarseness", "nan"), "--coarseness nan is no number"),
         (("--max-drop", "0.01", "--evaluator", "{judge}", "--eval-metric", "loss"), "no such luck"),
@@ -166,22 +164,9 @@ def test_names_cannot_command_the_terminal(cli, tmp_path):
 def test_ctrl_c_keeps_committed_steps_and_the_same_command_continues(longer_run, tmp_path):
     target = tmp_path / "a.inshrink"
     words = ["compress", str(longer_run), "-o", str(target)]
-    started = subprocess.Popen(
-        [sys.executable, "-P", "-m", "inshrink_core.cli", *words],
-        stderr=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        preexec_fn=hear_ctrl_c,
-    )
-    deadline = time.monotonic() + 120
     frames = target / "frames"
-    while started.poll() is None and time.monotonic() < deadline:
-        if frames.is_dir() and len([path for path in frames.iterdir() if path.suffix == ".frame"]) >= 2:
-            break
-        time.sleep(0.002)
-    started.send_signal(signal.SIGINT)
-    _, err = started.communicate(timeout=60)
-    assert started.returncode == 130, err
+    code, _, err = interrupted(lambda: len([*frames.glob("*.frame")]) >= 2, *words)
+    assert code == 130, err
     assert "the same command continues" in err
     assert err.count("\n") == 1
     assert main(["verify", str(target), "--deep", "-q"]) == 0
