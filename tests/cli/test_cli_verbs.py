@@ -57,26 +57,6 @@ def test_several_archives_are_compared_in_one_document(cli, archive, small_run):
     assert outcome.out.count(str(archive)) == 2
 
 
-def test_ui_hands_its_options_to_the_explorer(cli, small_run, tmp_path, monkeypatch):
-    called = {}
-
-    class Launch:
-        @staticmethod
-        def run(path, **options):
-            called.update(options, path=path)
-
-    monkeypatch.setitem(sys.modules, "inshrink_app.launch", Launch)
-    assert cli("ui", small_run, "--port", 8600, "--root", tmp_path, "--no-browser").code == 0
-    assert called == {
-        "path": str(small_run),
-        "host": "127.0.0.1",
-        "port": 8600,
-        "roots": [str(tmp_path)],
-        "open_browser": False,
-        "window": False,
-    }
-
-
 @pytest.mark.parametrize("words", [("--json",), ("--quiet",), ("--progress", "jsonl"), ("--port", "0")])
 def test_ui_refuses_what_it_cannot_do(cli, monkeypatch, words):
     monkeypatch.setitem(sys.modules, "inshrink_app.launch", None)
