@@ -1,7 +1,6 @@
 """What docs/cli.md and docs/json.md promise is what the commands take and emit."""
 
 import json
-import re
 from pathlib import Path
 
 import jsonschema
@@ -9,7 +8,6 @@ import pytest
 
 from benchmarks import reference
 from inshrink_core.cli.application import known_verbs
-from inshrink_core.request import request_of
 
 DOCS = Path(__file__).parents[2] / "docs"
 VERBS = tuple(known_verbs())
@@ -69,13 +67,6 @@ def test_the_schema_is_that_of_the_reports_and_refuses_other_documents(cli, made
     assert not valid(document | {"steps": ["one"]})
     assert not valid(document | {"stray": 1})
     assert not valid({key: value for key, value in document.items() if key != "files"})
-
-
-@pytest.mark.parametrize("verb", VERBS)
-def test_an_example_of_the_help_is_one_line_to_be_copied(cli, verb):
-    examples = re.findall(r"^ +\$ (inshrink .+)$", cli(verb, "--help").out, flags=re.MULTILINE)
-    assert examples
-    assert tuple(examples) == request_of(verb).EXAMPLES
 
 
 @pytest.mark.parametrize("name", ["cli.md", "json.md", "format.md"])

@@ -225,3 +225,12 @@ def test_a_value_that_half_precision_cannot_hold_is_refused(tmp_path):
         inshrink_core.verbs.export(tmp_path / "a.inshrink", tmp_path / "m", dtype="fp16", **exported)
     assert not (tmp_path / "m").exists()
     inshrink_core.verbs.export(tmp_path / "a.inshrink", tmp_path / "m", dtype="bf16", **exported)
+
+
+def test_cancelled_export_leaves_nothing_behind(archive_path, tmp_path):
+    def cancel(_now):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        inshrink_core.verbs.export(archive_path, tmp_path / "m", progress=cancel)
+    assert list(tmp_path.iterdir()) == []
