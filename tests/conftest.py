@@ -84,3 +84,17 @@ def evaluators_here(monkeypatch):
     from tests.judging import evaluate_here
 
     monkeypatch.setattr("inshrink_core.evaluate.Evaluator.evaluate", evaluate_here)
+
+
+@pytest.fixture
+def streams(monkeypatch):
+    """Let streams of CUDA be fakes, and return those that are made."""
+    import torch
+
+    from tests.streams import FakeStream
+
+    monkeypatch.setattr(FakeStream, "made", [])
+    monkeypatch.setattr(torch.cuda, "Stream", FakeStream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"current of {device}")
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream)
+    return FakeStream.made

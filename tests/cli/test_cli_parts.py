@@ -1,6 +1,5 @@
 """Numbers, steps and settings as people write and read them."""
 
-import json
 import math
 
 import pytest
@@ -78,13 +77,6 @@ def test_settings_are_json_or_words():
 def test_malformed_settings_are_refused(texts):
     with pytest.raises(ConfigError):
         parse_settings(texts)
-
-
-def test_config_files_are_toml_or_json(tmp_path):
-    (tmp_path / "a.toml").write_text('codec = "lossless"\n[settings]\nlevel = 3\n')
-    (tmp_path / "a.json").write_text(json.dumps({"codec": "lossless", "settings": {"level": 3}}))
-    expected = {"codec": "lossless", "settings": {"level": 3}}
-    assert read_config_file(tmp_path / "a.toml") == read_config_file(tmp_path / "a.json") == expected
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe", b"[" * 100_000, b"[1]", b"x" * (2 << 20)])

@@ -6,9 +6,7 @@ import sys
 import pytest
 import torch
 
-from benchmarks import documents
 from inshrink_core.codecs.lattice.codec import LatticeCodec
-from inshrink_lab.rehearsal import Rehearsal
 from tests.processes import ran
 
 STEPS = [10, 25, 50]
@@ -39,15 +37,6 @@ def test_inspect_imports_neither_torch_nor_numba_nor_fsspec(cli, small_run, made
     assert done.returncode == 0, done.stderr
 
 
-def test_verify_ends_with_1_where_nothing_of_the_archive_can_be_opened(cli, archive):
-    for path in archive.rglob("*"):
-        if path.is_file():
-            path.write_bytes(path.read_bytes()[:20])
-    outcome = cli("verify", archive, "--json")
-    assert outcome.code == 1
-    assert outcome.document["problems"]
-
-
 def test_several_archives_are_compared_in_one_document(cli, archive, small_run):
     words = ("--against", small_run, "--trust-run", "--steps", "10")
     cli("compare", archive, *words)  # From here on the answer is known, with the time it was found at.
@@ -57,26 +46,6 @@ def test_several_archives_are_compared_in_one_document(cli, archive, small_run):
     outcome = cli("compare", archive, archive, *words, "--max-divergence", 0)
     assert outcome.code == 1
     assert outcome.out.count(str(archive)) == 2
-
-
-def test_ui_hands_its_options_to_the_explorer(cli, small_run, tmp_path, monkeypatch):
-    called = {}
-
-    class Launch:
-        @staticmethod
-        def run(path, **options):
-            called.update(options, path=path)
-
-    monkeypatch.setitem(sys.modules, "inshrink_app.launch", Launch)
-    assert cli("ui", small_run, "--port", 8600, "--root", tmp_path, "--no-browser").code == 0
-    assert called == {
-        "path": str(small_run),
-        "host": "127.0.0.1",
-        "port": 8600,
-        "roots": [str(tmp_path)],
-        "open_browser": False,
-        "window": False,
-    }
 
 
 @pytest.mark.parametrize("words", [("--json",), ("--quiet",), ("--progress", "jsonl"), ("--port", "0")])
@@ -141,29 +110,6 @@ def test_the_evaluator_of_a_run_is_not_executed_without_consent(cli, archive, sm
     assert outcome.document["error"]["type"] == "UntrustedCodeError"
     assert "--trust-run" in outcome.document["error"]["remedy"]
     assert not witness.exists()
-
-
-def test_json_has_every_figure_and_each_is_documented(cli, task, tmp_path):
-    outcome = cli("rehearse", task, "-o", tmp_path / "out", "--codec", "lossless", "--seeds", 2, "--json")
-    assert outcome.code == 0
-    document = outcome.document
-    assert document["excess"] == document["excess_half_width"] == 0.0
-    assert document["uninterrupted"] == document["restored"]
-    assert document["restored_at"] == [4, 8]
-    assert len(document["curves"]) == 2
-    documented = documents.rows_of(Rehearsal).keys()
-    assert set(document) | {f"curves[].{key}" for key in document["curves"][0]} <= documented
-
-
-def test_rows_have_the_promised_keys_and_out_of_reach_is_null(cli, small_run, tmp_path):
-    words = ("bench", small_run, "--codecs", "uniform:bits=8,uniform:bits=2", "-o", tmp_path / "out")
-    outcome = cli(*words, "--bounds", "divergence=0.001", "--json")
-    assert (outcome.code, outcome.err) == (0, "")
-    rows = outcome.document["rows"]
-    assert [row["codec"] for row in rows] == ["repeat", "uniform:bits=8", "uniform:bits=2"]
-
-    assert [row["ratio_weights"] is None for row in rows] == [True, False, True]
-    assert rows[1]["mean_divergence"] <= 0.001 < rows[2]["mean_divergence"]
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from inshrink_core.chain import Archive
 from inshrink_core.errors import DamagedError, InshrinkError
 from inshrink_core.execution.files import NotRegularError, read_regular
 from inshrink_core.execution.results import load_result, write_atomic
-from inshrink_core.search.trials import Trial, TrialLog
+from inshrink_core.search.trials import TrialLog
 from inshrink_core.training import Saver
 from inshrink_core.training.spool import Spool, spool_folder
 from tests.formats.run_builders import content_of
@@ -344,15 +344,6 @@ def test_results_that_are_no_files_are_made_again_and_not_waited_for(tmp_path, k
         read_regular(path)
     with pytest.raises(InshrinkError):
         TrialLog(path, "r")
-
-
-def test_a_log_of_results_is_not_written_behind_a_link(tmp_path):
-    (tmp_path / "precious").write_bytes(b"")
-    (tmp_path / "log").symlink_to(tmp_path / "precious")
-    trial = Trial(step=1, config={}, raw_weights=1, weights_nbytes=1)
-    with pytest.raises(InshrinkError, match="cannot be written"):
-        TrialLog(tmp_path / "log", "r").add("k", trial)
-    assert (tmp_path / "precious").read_bytes() == b""
 
 
 def test_a_result_is_written_in_the_place_of_a_link(tmp_path):

@@ -2,7 +2,6 @@
 
 import copy
 import re
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +10,6 @@ from torch import nn
 
 import inshrink_core
 from inshrink_core.evaluate import Evaluator
-from inshrink_core.evaluate.child import model_wanted
 from inshrink_core.formats import open_run
 
 NET = """
@@ -63,22 +61,6 @@ def save(folder, **models):
         torch.save({**models, "step": step}, folder / f"run/ckpt_{step}.pt")
 
 
-@pytest.mark.parametrize(
-    ("which", "wanted"),
-    [
-        ("", ""),
-        (", which=''", ""),
-        (", which='average'", "average"),
-        (", *, which='ema'", "ema"),
-        (", which=None", ""),
-    ],
-)
-def test_an_evaluator_asks_for_a_model_by_the_default_of_its_parameter(which, wanted):
-    names: dict[str, Any] = {}
-    exec(f"def evaluate(state_dict{which}): ...", names)
-    assert model_wanted(names["evaluate"]) == wanted
-
-
 def test_an_evaluator_gets_the_model_that_it_asks_for_or_is_told_that_there_is_none(folder, states):
     save(folder, model=states["model"], ema=states["average"], critic=states["critic"])
     (folder / "judge.py").write_text(PATTERN.format(which=", which='average'"))
@@ -86,6 +68,7 @@ def test_an_evaluator_gets_the_model_that_it_asks_for_or_is_told_that_there_is_n
     with Evaluator(f"{folder}/judge.py:evaluate", metric="loss") as evaluator:
         for source in (open_run(folder / "run"), inshrink_core.Archive.open(folder / "a.inshrink")):
             assert evaluator.evaluate(source[2]).value == 4
+        assert not (folder / "__pycache__").exists()
         save(folder, model=states["model"])
         with pytest.raises(inshrink_core.errors.NotFoundError, match="no model 'average'"):
             evaluator.evaluate(open_run(folder / "run")[2])

@@ -1,8 +1,5 @@
 """Streams of threads: one each, idle ones reused; and a training's process group is its own."""
 
-import contextlib
-from typing import ClassVar
-
 import pytest
 import torch
 from torch import distributed
@@ -12,36 +9,15 @@ from inshrink_core.execution import device as devices
 from inshrink_core.execution.device import separate_stream, upload
 
 
-class FakeStream:
-    """A stream that notes what was asked of it."""
-
-    made: ClassVar[list["FakeStream"]] = []
-
-    def __init__(self, device):
-        self.calls = []
-        self.made.append(self)
-
-    def wait_stream(self, other):
-        self.calls.append(f"wait for {other}")
-
-    def synchronize(self):
-        self.calls.append("synchronize")
-
-
-@pytest.fixture
-def streams(monkeypatch):
+@pytest.fixture(autouse=True)
+def no_idle_streams(monkeypatch):
     monkeypatch.setattr(devices, "_idle_streams", {})
-    monkeypatch.setattr(FakeStream, "made", [])
-    monkeypatch.setattr(torch.cuda, "Stream", FakeStream)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"current of {device}")
-    monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
-    return FakeStream.made
 
 
 def test_work_inside_waits_for_work_before_and_has_ended_after(streams):
     with separate_stream("cuda:1"):
-        assert streams[0].calls == ["wait for current of cuda:1"]
-    assert streams[0].calls == ["wait for current of cuda:1", "synchronize"]
+        assert streams[0].calls == ["wait for current of cuda:1", "work"]
+    assert streams[0].calls == ["wait for current of cuda:1", "work", "synchronize"]
 
 
 def test_work_that_fails_is_awaited_as_well(streams):

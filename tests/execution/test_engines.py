@@ -14,13 +14,12 @@ from inshrink_core import errors
 from inshrink_core.errors import (
     ChecksumError,
     EngineError,
-    InputError,
     InshrinkError,
     MissingExtraError,
     TooLargeError,
     UnsafePickleError,
 )
-from inshrink_core.execution.engines import ENGINES, Task, Work, engine_of
+from inshrink_core.execution.engines import ENGINES, Task, Work
 
 ROOT = Path(__file__).parents[2]
 PROCESSES = ENGINES["processes"]
@@ -109,12 +108,6 @@ def test_every_error_comes_back_from_a_worker_as_it_was():
     for error in made:
         back = pickle.loads(pickle.dumps(error))
         assert (type(back), str(back), vars(back)) == (type(error), str(error), vars(error))
-
-
-def test_engines_are_known_by_their_names(monkeypatch):
-    assert engine_of("threads") is None
-    with pytest.raises(InputError, match="choose one of threads, processes, ray"):
-        engine_of("dask")
 
 
 # ---- Ray, as far as one can tell without it ------------------------------------------------------

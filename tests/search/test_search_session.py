@@ -20,11 +20,9 @@ from inshrink_core.evaluate import EvaluatorRequest
 from inshrink_core.execution.results import results_folder
 from inshrink_core.formats import open_run
 from inshrink_core.search import search as searching
-from inshrink_core.search.bounded import MAX_TRIALS
 from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST, Bounds
 from inshrink_core.search.quadratic import DROP_PER_NAT
 from inshrink_core.search.trials import BoundEvaluator, Measurer
-from inshrink_core.text import ratio
 from inshrink_core.verbs.compress import compress
 from inshrink_core.verbs.estimate import estimate
 from inshrink_core.verbs.search import ByStep, Search, search
@@ -253,11 +251,8 @@ def test_a_search_that_settings_by_step_win_says_that_its_file_does_not_hold_the
     target = tmp_path / "s.json"
     found = search(run, max_divergence=1e-3, output=target)
     document = json.loads(target.read_text())
-    (note,) = [note for note in document["notes"] if "each step" in note]
-    best = f"the best, {ratio(found.best.ratio_weights)}"
-    assert f"s.json can hold only one configuration for all steps: {best}" in note
+    assert any("can hold only one configuration for all steps" in note for note in document["notes"])
     assert "--config" not in shown(found)
-    assert "s.json" not in search(run, max_divergence=1e-3).notes[-1]
     target.write_text(json.dumps(document | {"best": None}))
     with pytest.raises(ConfigError, match="give compress the bounds"):
         read_config_file(target)
@@ -322,7 +317,9 @@ def test_an_estimate_is_within_five_percent_and_predicts_drops_from_trials(
     reported = estimate(run, config={"coarseness": 3.0})
     assert (reported.basis, reported.notes) == ("trials", ())
     assert reported.n_trials == len(found.trials)
-    assert reported.divergence > 0
+    best = estimate(run, config=found.best.settings)
+    assert best.divergence == pytest.approx(found.to_json()["best"]["divergence"])
+    assert best.ratio_weights == pytest.approx(found.best.ratio_weights)
     real = compress(run, tmp_path / "a.inshrink", config={"coarseness": 3.0}).size
     frames = sum(frame.weights_nbytes for frame in real.frames)
     assert reported.ratio_weights == pytest.approx(real.raw_weights / frames, rel=0.05)
@@ -347,24 +344,14 @@ def test_without_trials_an_estimate_goes_by_rules_of_thumb_that_order_configurat
 
 
 def test_each_of_several_is_the_estimate_of_its_configuration(run):
-    reported = []
-    asked = {"codec": "uniform", "config": {"bits": 8}, "each": ["bits=4", "codec=lossless"]}
-    report = estimate(run, **asked, progress=reported.append, again=True)
-    assert [now.found["set"] for now in reported] == [
-        {"codec": "uniform", "settings": {"bits": 8}},
+    report = estimate(run, codec="uniform", config={"bits": 8}, each=["bits=4", "codec=lossless"], again=True)
+    assert [row.set for row in report.each] == [
         {"codec": "uniform", "settings": {"bits": 4}},
         {"codec": "lossless", "settings": {}},
     ]
-    assert [(now.done, now.total) for now in reported] == [
-        (n * len(run.steps), 3 * len(run.steps)) for n in (1, 2, 3)
-    ]
-    alone = (
-        estimate(run, codec="uniform", config={"bits": 8}),
-        estimate(run, codec="uniform", config={"bits": 4}),
-    )
+    alone = [estimate(run, codec="uniform", config={"bits": bits}) for bits in (8, 4)]
     for item, row in zip(alone, (report, *report.each), strict=False):
         assert replace(item, seconds=0.0, measured_at=None) == replace(row, seconds=0.0, each=(), set={})
-    assert estimate(run, **asked).measured_at is not None
     with pytest.raises(InputError, match="no setting 'bits'"):
         estimate(run, codec="uniform", each=["codec=lattice,bits=4"])
 
@@ -376,43 +363,6 @@ def test_trials_are_kept_inside_of_the_run(tmp_path, evaluator, monkeypatch):
     assert (tmp_path / "run" / ".inshrink" / "search.jsonl").is_file()
     assert search(separate, max_divergence=1e-3).evaluations == 0
     assert estimate(separate).n_trials == len(found.trials)
-
-
-def test_an_estimate_equals_what_was_measured_and_is_corrected_in_the_same_way_beside_it(
-    run, searched, tmp_path, evaluator, monkeypatch
-):
-    found, file = searched
-    monkeypatch.setattr(searching, "results_folder", lambda *_, **__: file.parent)
-    full = {json.dumps(trial.config) for trial in found.trials if trial.step == run.steps[-1]}
-    assert len(full) > 1
-    for config in full:
-        trials = [trial for trial in found.trials if json.dumps(trial.config) == config]
-        told = estimate(run, config=json.loads(config)["settings"])
-        assert told.divergence == pytest.approx(max(trial.divergence for trial in trials))
-        assert told.drop == pytest.approx(max(trial.drop for trial in trials))
-        raw, nbytes = sum(t.raw_weights for t in trials), sum(t.weights_nbytes for t in trials)
-        assert told.ratio_weights == pytest.approx(raw / nbytes)
-    # Between what was measured and a little beyond it.
-    for factor in (0.9, 1.1):
-        beside = {"coarseness": found.best.settings["coarseness"] * factor}
-        reported = estimate(run, config=beside)
-        truth = search(
-            run, max_divergence=10.0, config=beside, output=tmp_path / f"{factor}.json"
-        ).best  # which is not coarsened, for such a bound says nothing
-        assert reported.divergence == pytest.approx(truth.to_json()["divergence"], rel=0.3)
-
-
-def test_no_more_evaluations_follow_than_are_told(tmp_path, evaluator):
-    run = open_run(write_run(tmp_path / "run", n_steps=3))  # Nothing is known of it.
-    seen = []
-    search(run, max_divergence=1e-3, output=tmp_path / "s.json", progress=seen.append)
-    assert [now.done for now in seen] == list(range(1, len(seen) + 1))
-    totals = [now.total for now in seen]
-    assert totals == sorted(totals, reverse=True)
-    assert totals[-1] >= len(seen)
-    by_step = [now for now in seen if now.found is None]
-    assert {now.step for now in by_step} == set(run.steps)
-    assert totals[-1] - len(seen) < MAX_TRIALS
 
 
 def test_without_bounds_a_search_promises_what_compress_does(run, tmp_path, evaluator):

@@ -86,17 +86,6 @@ def test_a_walk_knows_soon_that_nothing_or_everything_is_kept(limit):
     assert best is None if limit < 1 else best.ratio >= 0.95 * surface.truth()
 
 
-@pytest.mark.parametrize("seed", [2, 7])
-def test_an_interrupted_search_goes_on_from_what_is_known(seed):
-    full, first, second = Surface(seed, 0.1), Surface(seed, 0.1), Surface(seed, 0.1)
-    expected = walked(full)
-    known = walked(first, budget=5).outcomes
-    again = walked(second, known=known)
-    assert len(known) == 5
-    assert again.outcomes == expected.outcomes
-    assert second.n_asked == full.n_asked - 5
-
-
 def test_neighbourhood_stays_where_the_last_configuration_is_kept():
     surface = Surface(3)
     surface.limit = 1e9

@@ -2,11 +2,13 @@
 
 import json
 
+import pytest
 import torch
 
 from inshrink_core.chain import ChainWriter
 from inshrink_core.errors import StorageError
 from inshrink_core.integrations.ranks import FirstRankSaver
+from inshrink_core.training.archiver import Archiver
 
 EXACT = {"codec": "lossless", "optimizer_state": "exact"}
 
@@ -40,3 +42,14 @@ def spoil(monkeypatch, *steps, error=StorageError):
         return append(chain, checkpoint, **options)
 
     monkeypatch.setattr(ChainWriter, "append", spoilt)
+
+
+def leave_in_the_spool(saver, monkeypatch, *steps):
+    """Save steps that cannot be archived yet, and close."""
+    with monkeypatch.context() as patch:
+        spoil(patch)
+        patch.setattr(Archiver, "wait_for_room", lambda _: None)
+        for step in steps:
+            saver.save(step)
+        with pytest.raises(StorageError):
+            saver.close()

@@ -7,15 +7,16 @@ import pytest
 
 import inshrink_core
 from inshrink_core.chain.restoring import LINEAGE_NAME, read_lineage, restore_folder
-from inshrink_core.errors import ExistsError, InshrinkError, StepConflictError, StorageError
+from inshrink_core.errors import ExistsError, StepConflictError, StorageError
 from inshrink_core.training import Saver
 from inshrink_core.training import spool as spools
 from inshrink_core.training.spool import Spool, spool_folder
+from tests.formats.run_builders import content_of
 from tests.training.building import EXACT, spoil, write_folder
 
 
 def contents(folder):
-    found = {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    found = content_of(folder)
     found.pop(LINEAGE_NAME, None)
     return found
 
@@ -123,15 +124,3 @@ def test_a_folder_that_holds_the_step_stays_and_another_one_is_not_touched(tmp_p
     with pytest.raises(ExistsError):
         restore_folder(tmp_path / "a.inshrink", made)
     assert (made / "pytorch_model.bin").read_bytes() == b"another"
-
-
-def test_an_archive_that_is_gone_loses_no_save(tmp_path):
-    saving = saver(tmp_path)
-    saving.save_folder(write_folder(tmp_path, 1), 1)
-    saving.flush()
-    shutil.rmtree(tmp_path / "a.inshrink")
-    saving.save_folder(write_folder(tmp_path, 2), 2)
-    with pytest.raises(InshrinkError):
-        saving.close()
-    assert list(saving.failures) == [2]
-    assert list(spool_folder(tmp_path / "a.inshrink").glob("*/checkpoint-2"))

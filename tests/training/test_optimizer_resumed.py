@@ -63,13 +63,6 @@ def rise(item, other):
     return (sum(item.losses) - sum(other.losses)) / LATER
 
 
-def test_losses_after_a_lossless_restore_are_those_without_a_failure(resumed):
-    model = network()
-    optimizer = adam(model)
-    train(model, optimizer, range(AT))
-    assert resumed(adam, "exact").losses == train(model, optimizer, range(AT, AT + LATER))
-
-
 @pytest.mark.parametrize(
     ("make", "state"), [(adam, "compressed"), *((sgd, state) for state in ("compressed", "compact"))]
 )

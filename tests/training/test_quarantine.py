@@ -15,7 +15,7 @@ from inshrink_core.formats.torch.pickles import read_pickle
 from inshrink_core.training.archiver import MAX_QUARANTINED, Archiver
 from inshrink_core.training.saver import Saver
 from inshrink_core.training.spool import Spool, spool_folder
-from tests.training.building import EXACT, Adapter, spoil
+from tests.training.building import EXACT, Adapter, leave_in_the_spool, spoil
 
 
 class Packed(torch.Tensor):
@@ -324,12 +324,7 @@ def test_an_archive_that_is_gone_is_no_fault_of_the_saves(path):
 
 
 def test_a_step_that_another_program_archived_meanwhile_is_quarantined(path, monkeypatch):
-    with monkeypatch.context() as patch:
-        spoil(patch, 1)
-        _, _, saver = begin(path)
-        saver.save(1)
-        with pytest.raises(StorageError):
-            saver.close()
+    leave_in_the_spool(begin(path)[2], monkeypatch, 1)
     kept = path.with_name("kept")
     spool_folder(path).rename(kept)
     model, _, saver = begin(path)

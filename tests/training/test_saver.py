@@ -13,12 +13,12 @@ from torch import nn
 import inshrink_core
 from inshrink_core.archive import ArchiveReader
 from inshrink_core.chain import Archive, ChainWriter
-from inshrink_core.errors import InputError, StepConflictError, StorageError
+from inshrink_core.errors import InputError, NotFoundError, StepConflictError
 from inshrink_core.training.gradients import GradientAverage, finite
 from inshrink_core.training.saver import Saver
 from inshrink_core.training.spool import spool_folder
 from tests.runs import adam, model, sgd, train
-from tests.training.building import spoil
+from tests.training.building import leave_in_the_spool
 
 
 def begin(path, make_optimizer=adam, **options):
@@ -78,7 +78,10 @@ def test_restore_waits_for_pending_saves_and_takes_the_step_asked_for(path):
         assert equal_states(states[2], network.state_dict())
         assert saver.extra == {"note": "after 2"}
         assert saver.restore() == 3
+        assert equal_states(saver.read(2)["model"], states[2])
         assert equal_states(states[3], network.state_dict())
+        with pytest.raises(NotFoundError):
+            saver.read(4)
 
 
 def test_a_lossy_restore_loads_what_the_archive_decodes_and_the_optimizer_exactly_where_asked(path):
@@ -262,14 +265,7 @@ def test_half_a_save_is_removed(path):
 
 @pytest.mark.parametrize("damage", ["weights", "cut", "record", "empty"])
 def test_a_damaged_save_in_the_spool_is_quarantined_others_are_archived(path, monkeypatch, caplog, damage):
-    with monkeypatch.context() as patch:
-        spoil(patch)
-        _, _, saver = begin(path)
-        patch.setattr(saver._archiver, "wait_for_room", lambda: None)
-        for step in (1, 2):
-            saver.save(step)
-        with pytest.raises(StorageError):
-            saver.close()
+    leave_in_the_spool(begin(path)[2], monkeypatch, 1, 2)
     folder = spool_folder(path) / "00000001"
     file = folder / "step_000001.pt"
     content = bytearray(file.read_bytes())
@@ -301,12 +297,7 @@ def test_a_damaged_save_in_the_spool_is_quarantined_others_are_archived(path, mo
 
 
 def test_a_quarantined_save_that_is_repaired_and_moved_back_is_archived(path, monkeypatch):
-    with monkeypatch.context() as patch:
-        spoil(patch)
-        _, _, saver = begin(path)
-        saver.save(1)
-        with pytest.raises(StorageError):
-            saver.close()
+    leave_in_the_spool(begin(path)[2], monkeypatch, 1)
     file = spool_folder(path) / "00000001" / "step_000001.pt"
     content = file.read_bytes()
     file.write_bytes(content[:-9])

@@ -2,7 +2,6 @@
 
 import threading
 import zipfile
-from typing import ClassVar
 
 import pytest
 import torch
@@ -162,55 +161,8 @@ def test_without_an_optimizer_everything_is_copied_at_once(tmp_path):
     assert torch.equal(model.weight, before)
 
 
-def test_tensors_that_are_no_plain_views_are_copied_too():
-    odd = {
-        "sparse": torch.eye(3).to_sparse(),
-        "conjugate": torch.tensor([1 + 2j]).conj(),
-        "empty": torch.empty(0, 3),
-        "scalar": torch.tensor(3.0),
-        "view": torch.arange(12.0).reshape(3, 4)[:, 1],
-    }
-    found = []
-    staging = Staging()
-    staging.start(odd, {id(value) for value in odd.values()}, found.append)
-    staging.finish()
-    staging.close()
-    (made,) = found
-    for name, value in odd.items():
-        assert torch.equal(made[name].to_dense(), value.to_dense()), name
-        assert made[name] is not value
-
-
-class FakeStream:
-    """Notes what a CUDA stream is told, by the thread that tells it."""
-
-    told: ClassVar[list[tuple[str, str]]] = []
-
-    def __init__(self, device):
-        self._note(f"made for {device}")
-
-    def _note(self, what):
-        self.told.append((threading.current_thread().name.partition("_")[0], what))
-
-    def wait_stream(self, other):
-        self._note(f"waits for {other}")
-
-    def synchronize(self):
-        self._note("synchronized")
-
-    def __enter__(self):
-        self._note("copies")
-
-    def __exit__(self, *_):
-        return None
-
-
-def test_a_device_copies_by_a_stream_that_begins_where_the_training_stands(monkeypatch):
+def test_a_device_copies_by_a_stream_that_begins_where_the_training_stands(monkeypatch, streams):
     monkeypatch.setattr("inshrink_core.training.staging._ASYNCHRONOUS", "cpu")
-    monkeypatch.setattr(FakeStream, "told", [])
-    monkeypatch.setattr(torch.cuda, "Stream", FakeStream)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "the training's")
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream)
     empty, pinned = torch.empty, []
 
     def allocate(*shape, pin_memory=False, **options):
@@ -226,10 +178,4 @@ def test_a_device_copies_by_a_stream_that_begins_where_the_training_stands(monke
     staging.close()
     assert pinned == [24]
     assert all(torch.equal(made["weight"], torch.arange(6.0)) for made in found)
-    one_save = [
-        ("MainThread", "made for cpu"),
-        ("MainThread", "waits for the training's"),
-        ("inshrink-staging", "copies"),
-        ("inshrink-staging", "synchronized"),
-    ]
-    assert FakeStream.told == 2 * one_save
+    assert [stream.calls for stream in streams] == [["wait for current of cpu", "work", "synchronize"]] * 2

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import inshrink_core
-from inshrink_core.archive import ArchiveReader, ArchiveWriter, PartWriter, check_archive, commit_parts
+from inshrink_core.archive import ArchiveReader, ArchiveWriter, PartWriter, check_archive
 from inshrink_core.chain import Archive
 from inshrink_core.chain.parts import Share, share_of
 from inshrink_core.cli import main
@@ -99,7 +99,7 @@ def test_running_parts_again_in_any_order_changes_nothing(tmp_path, run, templat
     assert content(other) == content(path)
 
 
-def test_nothing_is_live_before_the_last_part_and_no_other_writer_goes_on(tmp_path, run, capsys):
+def test_nothing_is_live_before_the_last_part_and_no_other_writer_goes_on(tmp_path, run):
     path = tmp_path / "x"
     report = compress(run, path, codec="lattice", steps=run.steps[:2], part="1/3")
     assert (report.part, report.appended, report.waiting) == ("1/3", run.steps[:2], run.steps[:2])
@@ -110,10 +110,6 @@ def test_nothing_is_live_before_the_last_part_and_no_other_writer_goes_on(tmp_pa
     committed = commit(path)
     assert committed.committed == ()
     assert committed.waiting == tuple((step, ("2/3",)) for step in run.steps[:2])
-    assert main(["commit", str(path)]) == 1
-    shown = capsys.readouterr()
-    assert "2/3" in shown.out
-    assert "step 10 waits for part 2/3" in shown.err
     assert commit(path, discard=True).discarded == run.steps[:2]
     assert not [*(path / "frames").iterdir()]
     compress(run, path, codec="lattice", steps=run.steps[:2])
@@ -181,21 +177,6 @@ def test_a_part_with_other_steps_or_of_another_job_is_refused(tmp_path, run):
         compress(run, path, codec="lattice", steps=run.steps[1:3], part="2/2")
     with pytest.raises(ConflictError, match=r"which another job began, waits for part 2/2"):
         compress(run, path, codec="lattice", steps=run.steps[:2], part="1/3")
-
-
-def test_parts_that_disagree_are_never_listed(tmp_path, run):
-    """Where parts do not see each other, only the commit can tell."""
-    ArchiveWriter(tmp_path / "x", create=True).close()
-    places = [Path(shutil.copytree(tmp_path / "x", tmp_path / name)) for name in "12"]
-    for here, part, coarseness in zip(places, ("1/2", "2/2"), (1.0, 2.0), strict=True):
-        compress(run, here, coarseness=coarseness, steps=run.steps[:1], part=part)
-        for file in (here / "frames").iterdir():
-            shutil.copy(file, tmp_path / "x" / "frames" / file.name)
-    for ask in (commit_parts, ArchiveWriter):
-        with pytest.raises(ConflictError, match=r"part 2/2 of the frame of step .* disagree on config"):
-            ask(tmp_path / "x")
-    assert any("other settings" in problem.what for problem in check_archive(tmp_path / "x"))
-    assert commit(tmp_path / "x", discard=True).discarded == run.steps[:1]
 
 
 def test_writers_of_parts_and_of_frames_keep_each_other_out(tmp_path, template, monkeypatch):

@@ -163,15 +163,6 @@ def test_the_best_steps_by_the_log_of_the_run_stay(path, tmp_path):
         inshrink_core.verbs.prune(path, keep_best="val_loss:2")
 
 
-def test_the_dry_run_says_why_a_step_is_kept_and_where_state_goes(path):
-    files = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
-    report = inshrink_core.verbs.prune(path, keep_every=20, keep_last=3, optimizer_last=2)
-    assert {file: file.read_bytes() for file in path.rglob("*") if file.is_file()} == files
-    rows = {row["step"]: row for row in report.to_json()["frames"]}
-    assert rows[40]["why"] == ["the last 3", "every 20"]
-    assert [step for step, row in rows.items() if row["state_dropped"]] == [20, 35]
-
-
 def test_a_policy_that_makes_no_sense_is_refused():
     for options in ({"keep_last": 0}, {"optimizer_last": 0}, {"keep_best": "loss"}, {"keep_best": "loss:0"}):
         with pytest.raises(InputError):

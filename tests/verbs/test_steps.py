@@ -54,15 +54,9 @@ def bulky(tmp_path):
     return tmp_path / "run"
 
 
-LINE = "of the bytes (10.5 MB) are opaque and stored unchanged: state/rank0.bin (3.15 MB), state/rank1"
-
-
 @pytest.mark.parametrize("verb", ["inspect", "estimate", "compress"])
 def test_a_verb_says_what_share_of_the_bytes_it_cannot_see_into(verb, bulky, tmp_path, capsys):
     target = ["-o", str(tmp_path / "a.inshrink")] if verb == "compress" else []
-    assert main([verb, str(bulky), *target]) == 0
-    assert LINE in " ".join(capsys.readouterr().out.split())
-    target = ["-o", str(tmp_path / "b.inshrink")] if verb == "compress" else []
     assert main([verb, str(bulky), *target, "--json"]) == 0
     unseen = json.loads(capsys.readouterr().out)["unseen"]
     outside = sum(p.stat().st_size for p in bulky.glob("checkpoint-*/**/*") if p.is_file()) - 2 * 64 * 64 * 4

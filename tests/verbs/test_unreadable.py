@@ -328,6 +328,4 @@ def test_a_folder_saver_names_what_it_could_not_archive(tmp_path, caplog):
         saver.close()
     assert sorted(saver.failures) == [200, 300]
     assert inshrink_core.Archive.open(tmp_path / "a.inshrink").steps == (100,)
-    assert "step 200" in caplog.text
-    assert "step 300" in caplog.text
     assert "c:x.json" in caplog.text
