@@ -6,12 +6,11 @@ own ones again; a page opened by a link reads them first.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 import streamlit as st
 from inshrink_app.server.roots import settings
-from inshrink_app.theme import CATEGORICAL
 
 if TYPE_CHECKING:
     from streamlit.navigation.page import StreamlitPage
@@ -143,15 +142,3 @@ def retract(*keys: str) -> None:
     for key in keys:
         st.session_state.pop(_PREFIX + key, None)
         st.query_params.pop(key, None)
-
-
-def archive_colours(run: str, paths: Iterable[str]) -> dict[str, str]:
-    """Return the colour of each archive of a run, by its path; all charts use the same.
-
-    An archive keeps its colour when others come or go. Blue, orange-red and grey are reserved for
-    measurements of a run, for bounds, and for baselines that store nothing.
-    """
-    colours = (*CATEGORICAL[1:5], *CATEGORICAL[7:])
-    seen: list[str] = st.session_state.setdefault(f"{_PREFIX}colours.{run}", [])
-    seen += sorted(set(paths).difference(seen))
-    return {path: colours[seen.index(path) % len(colours)] for path in sorted(paths, key=seen.index)}

@@ -12,6 +12,7 @@ import streamlit as st
 from inshrink_app import state
 from inshrink_app.model import ASK_ABOVE_BYTES, ServiceError
 from inshrink_app.services.inside import reported
+from inshrink_app.theme import CATEGORICAL
 from inshrink_app.widgets import fmt, problem
 from inshrink_app.widgets.figures import CONFIG
 from streamlit.elements.lib.mutable_popover_container import PopoverContainer
@@ -108,3 +109,15 @@ def facts(rows: Iterable[Fact]) -> None:
                     border=True,
                     help=(tip[0] or None) if tip else None,
                 )
+
+
+def archive_colours(run: str, paths: Iterable[str]) -> dict[str, str]:
+    """Return the colour of each archive of a run, by its path; all charts use the same.
+
+    An archive keeps its colour when others come or go. Blue, orange-red and grey are reserved for
+    measurements of a run, for bounds, and for baselines that store nothing.
+    """
+    colours = (*CATEGORICAL[1:5], *CATEGORICAL[7:])
+    seen: list[str] = st.session_state.setdefault(f"colours.{run}", [])
+    seen += sorted(set(paths).difference(seen))
+    return {path: colours[seen.index(path) % len(colours)] for path in sorted(paths, key=seen.index)}

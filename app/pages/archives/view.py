@@ -14,7 +14,7 @@ from inshrink_app.pages.archives import table as archive_table
 from inshrink_app.pages.archives.compare import frames_figure
 from inshrink_app.widgets import choices, fmt, header, listing, quality
 from inshrink_app.widgets.figures import log_figure
-from inshrink_app.widgets.layout import Fact, answer, chart, facts, section
+from inshrink_app.widgets.layout import Fact, answer, archive_colours, chart, facts, section
 from inshrink_app.widgets.report import Part, report
 
 from inshrink_core.chain.report import ChainReport
@@ -54,7 +54,7 @@ def render() -> None:
     run = original or shown
     archives = services.archives_of(shown)
     measured = {chain.path: known_by_metric(chain) for chain in archives}
-    colours = state.archive_colours(str(run.path), [str(chain.path) for chain in archives])
+    colours = archive_colours(str(run.path), [str(chain.path) for chain in archives])
     job = services.linked_job(state.choice_text("job"), "archives", run.path)
     if job is not None and job.work.topic == "compare" and job.job_id != st.session_state.get(_FOLLOWED):
         st.session_state[_FOLLOWED] = job.job_id

@@ -19,6 +19,7 @@ from inshrink_app.pages.run.shrinking import Intent, Written, estimate_result
 from inshrink_app.services import Chosen, EvaluatorCode, Searched
 from inshrink_app.services.inside import answered, reported
 from inshrink_app.services.searching import SearchPoint, codec_settings
+from inshrink_app.widgets.layout import archive_colours
 from inshrink_app.widgets.quality import COSTS
 
 from inshrink_core.chain.config import assigned, assignments
@@ -202,7 +203,7 @@ def gather(shown: Subject, now: Chosen, evaluator: EvaluatorCode | None) -> Boar
     factor = statistics.median(factors) if factors else None
     writing = services.newest_job("run", "shrink", shown.path)
     archives = {str(chain.path): chain.path.name for chain in services.archives_of(shown)}
-    colours = state.archive_colours(str(shown.path), archives)
+    colours = archive_colours(str(shown.path), archives)
     return Board(
         shown=shown,
         now=now,
