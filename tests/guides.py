@@ -11,9 +11,9 @@ from tests.processes import ran
 ROOT = Path(__file__).parents[1]
 
 
-def blocks(guide, kind):
-    """Return the code of a guide in one language."""
-    text = (ROOT / "docs" / "guides" / f"{guide}.md").read_text()
+def blocks(page, kind, folder="guides"):
+    """Return the code of a page of the documentation in one language."""
+    text = (ROOT / "docs" / folder / f"{page}.md").read_text()
     return re.findall(rf"```{kind}\n(.*?)```", text, re.DOTALL)
 
 

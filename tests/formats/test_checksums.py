@@ -131,7 +131,8 @@ def test_a_checkpoint_whose_description_is_rotten_is_no_silent_gap(original, tmp
     assert inshrink_core.Archive.open(tmp_path / "a.inshrink").steps == (8,)
 
 
-def test_files_without_checksums_are_stored_as_unchecked(tmp_path):
+def test_files_without_checksums_are_stored_as_unchecked(original, tmp_path):
+    assert inshrink_core.compress(original, tmp_path / "a.inshrink").originals.text == "checked"
     with without_checksums():
         torch.save({"model": {"w": torch.ones(9)}, "step": 1}, tmp_path / "step_1.pt")
     report = inshrink_core.compress(tmp_path / "step_1.pt", tmp_path / "t.inshrink")
@@ -140,10 +141,6 @@ def test_files_without_checksums_are_stored_as_unchecked(tmp_path):
     report = inshrink_core.compress(tmp_path / "step_2.safetensors", tmp_path / "s.inshrink")
     assert report.originals.text == "unchecked (safetensors has none)"
     assert inshrink_core.verify(tmp_path / "s.inshrink").to_json()["originals"]["unchecked"] == [2]
-
-
-def test_steps_with_checksums_are_stored_as_checked(original, tmp_path):
-    assert inshrink_core.compress(original, tmp_path / "a.inshrink").originals.text == "checked"
 
 
 @pytest.mark.parametrize("form", ["sidecar", "sums", "blob"])

@@ -39,7 +39,7 @@ def trained(seed=0):
     model = small_model(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, betas=(0.8, 0.95))
     train(model, optimizer)
-    return model, optimizer
+    return get_state_dict(model, optimizer)
 
 
 class TestDistributedReader(ReaderSuite):
@@ -137,8 +137,7 @@ def test_what_a_lossy_restore_wrote_loads_with_torch(sharded, tmp_path):
 
 
 def test_weights_alone_are_restored_without_the_description_of_the_shards(tmp_path):
-    model, optimizer = trained()
-    weights, moments = get_state_dict(model, optimizer)
+    weights, moments = trained()
     save(tmp_path / "run" / "step-7", {"model": weights, "optimizer": moments})
     inshrink_core.compress(tmp_path / "run", tmp_path / "a.inshrink", codec="lossless", optimizer="drop")
     inshrink_core.restore(tmp_path / "a.inshrink", tmp_path / "out", steps=[7])
@@ -154,8 +153,7 @@ class Hyperparameters:
 def test_lightnings_folder_takes_its_step_from_the_file_beside_the_shards(tmp_path):
     for number, step in enumerate((40, 80)):
         folder = tmp_path / f"epoch={number}.ckpt"
-        model, optimizer = trained(step)
-        weights, moments = get_state_dict(model, optimizer)
+        weights, moments = trained(step)
         save(folder, {"model": weights, "optimizer_0": moments})
         torch.save({"global_step": step, "epoch": number}, folder / "meta.pt")
     run = open_run(tmp_path)
@@ -166,8 +164,7 @@ def test_lightnings_folder_takes_its_step_from_the_file_beside_the_shards(tmp_pa
 
 
 def test_the_state_of_a_whole_application_is_found(tmp_path):
-    model, optimizer = trained()
-    weights, moments = get_state_dict(model, optimizer)
+    weights, moments = trained()
     save(tmp_path / "step-3", {"app": {"model": weights, "optim": moments}})
     assert {"1.weight", "1.weight@exp_avg"} <= set(open_run(tmp_path)[3])
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import uuid
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
@@ -12,26 +13,22 @@ from tests.integrations.hub import TOKEN, Hub
 from tests.integrations.servers import connect, make_bucket, moto
 from tests.processes import aborted_at_exit
 
-FINISHED = "nothing is left to do"
-
 
 @pytest.fixture
 def on_two_ranks():
-    """Return a function that runs a script with its arguments on two processes, and requires success.
+    """Return a function that calls one ``module:name`` with texts on two processes, and requires success."""
 
-    A script says `FINISHED` on each of them when nothing is left to do but to end Python.
-    """
-
-    def run(*script):
+    def run(called, *arguments):
         command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
+        script = Path(__file__).with_name("two_ranks.py")
         done = subprocess.run(
-            [*command, "--nproc-per-node", "2", *map(str, script)],
+            [*command, "--nproc-per-node", "2", script, called, *map(str, arguments)],
             capture_output=True,
             text=True,
             timeout=550,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
-        finished = done.stdout.count(FINISHED) == 2
+        finished = done.stdout.count("nothing is left to do") == 2
         assert finished, (done.stdout[-2000:], done.stderr[-5000:])
         assert done.returncode == 0 or aborted_at_exit(done.stderr), done.stderr[-5000:]
 
@@ -52,10 +49,9 @@ def hub():
     constants = pytest.importorskip("huggingface_hub.constants", reason="the extra 'hub' is not installed")
     server = Hub()
     with pytest.MonkeyPatch.context() as patch:
-        constants_endpoint = constants.ENDPOINT
-        patch.setattr(constants, "ENDPOINT", server.url)
-        template = constants.HUGGINGFACE_CO_URL_TEMPLATE.removeprefix(constants_endpoint)
+        template = constants.HUGGINGFACE_CO_URL_TEMPLATE.removeprefix(constants.ENDPOINT)
         patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", server.url + template)
+        patch.setattr(constants, "ENDPOINT", server.url)
         patch.setattr(constants, "HF_HUB_DISABLE_XET", True, raising=False)
         patch.setenv("HF_TOKEN", TOKEN)
         yield server

@@ -139,15 +139,6 @@ def refuse(saves, match, **options):
 def miss_a_rank(folder):
     """Save on three ranks, one of which is missing, in one way after the other; then all save."""
     rank = dist.get_rank()
-    saves = Saves(folder / "a", timeout=60)
-    saves.save()
-
-    if rank == 2:  # a save without the others
-        error = refuse(Saves(folder / "a", timeout=1), "to save step-1: rank 2 waited 1 s there")
-        assert missing(error) == {"rank 0, rank 1"}
-    dist.barrier()
-    saves.save()
-
     mesh = init_device_mesh("cpu", (3,))
     hasty = Saves(folder / "b", mesh=mesh, timeout=4)
     hasty.save()
@@ -158,12 +149,7 @@ def miss_a_rank(folder):
 
     if rank == 1:  # comes when the others have given up
         time.sleep(6)
-    error = refuse(hasty, "save step-4")
-    if rank != 1:
-        assert missing(error) == {"rank 1"}, error
-    else:
-        first = r"before that: rank 1 did not come to save step-4: rank [02] waited 4 s there"
-        assert re.search(first, str(error)), error
+    refuse(hasty, "rank 1 did not come to save step-4: rank [02] waited 4 s there")
     dist.barrier()
     hasty.save()
 
@@ -184,7 +170,7 @@ def _no_interface(*args):
     raise RuntimeError("no interface")
 
 
-def end_within_a_save(folder, waits):
+def end_within_a_save(folder):
     """Save on three ranks, of which one ends; the log says which, for DCP's own exchange fails, too."""
     rank, lines = dist.get_rank(), []
     handler = logging.Handler()
@@ -194,17 +180,14 @@ def end_within_a_save(folder, waits):
     saves.save()
 
     def act():
-        if rank == 1 and waits:
+        if rank == 1:
             threading.Timer(0.5, os._exit, (0,)).start()
-        elif rank == 1:
-            os._exit(0)
-        elif rank == 2 and waits:
+        elif rank == 2:
             time.sleep(2)
 
     with pytest.raises(RuntimeError):
         saves.save(planner=Acts(act))
-    how = "stopped answering in" if waits else "did not come to"
-    assert f"rank 1 {how} the exchange of objects of save step-2: rank {rank} waited" in lines[0]
+    assert f"rank 1 stopped answering in the exchange of objects of save step-2: rank {rank}" in lines[0]
     os._exit(0)  # no barrier is left that all ranks come to
 
 

@@ -1,7 +1,6 @@
 """What two processes do with torchtitan's checkpoint manager and `InshrinkWriter`."""
 
 import importlib.util
-import os
 import sys
 from pathlib import Path
 
@@ -11,6 +10,8 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torchtitan.components.optimizer import LRSchedulersContainer, default_adamw
+
+from tests.integrations.dcp_ranks import same
 
 
 class Progress:
@@ -72,6 +73,7 @@ class Run:
 
 
 def main(folder, page, mode):
+    folder = Path(folder)
     dist.init_process_group("gloo")
     spec = importlib.util.spec_from_file_location("page", page)
     names = importlib.util.module_from_spec(spec)
@@ -83,12 +85,4 @@ def main(folder, page, mode):
     resumed = again.train(8)
     assert again.manager.resumed_from == 4
     whole = Run(manager, folder / "whole", mode).train(8)
-    torch.save((whole, resumed), folder / f"{dist.get_rank()}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
-    print("nothing is left to do", flush=True)
-
-
-if __name__ == "__main__":
-    os.environ.setdefault("LOCAL_WORLD_SIZE", "2")
-    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])
+    assert same(whole, resumed)

@@ -52,7 +52,7 @@ class Hub(ThreadingHTTPServer):
     """The server; `repositories` by kind and id, `asked` the calls so far, `before_commit` may interfere.
 
     What ends as `in_git` says is kept in git, with its bytes in the commit, not by LFS. `rule` is asked at
-    every call what becomes of it, as `servers.Proxy` does: ``drop`` or ``lose``.
+    every call what becomes of it, as `servers.Proxy` does: ``drop``, ``lose`` or ``refuse``.
     """
 
     daemon_threads = True
@@ -63,7 +63,6 @@ class Hub(ThreadingHTTPServer):
         self.repositories, self.lfs, self.asked = {}, {}, []
         self.lock = threading.RLock()
         self.before_commit = lambda repository: None
-        self.fails = {}
         self.in_git = (".md", ".gitattributes")
         self.rule = lambda number, method, path: None
         threading.Thread(target=self.serve_forever, daemon=True).start()
@@ -123,11 +122,8 @@ class _Handler(BaseHTTPRequestHandler):
         if self.fate == "drop":
             self.close_connection = True
             return None
-        fails = self.server.fails
-        for pattern in fails:
-            if fails[pattern] and re.search(pattern, path):
-                fails[pattern] -= 1
-                return self._refuse(503, "", "try again")
+        if self.fate == "refuse":
+            return self._refuse(503, "", "try again")
         for (method, pattern), call in _CALLS.items():
             found = re.fullmatch(pattern, path)
             if found and self.command in method.split("|"):

@@ -24,6 +24,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
+from tests.integrations.hub import TOKEN
+
 _SIGNED = (
     "AWS4-HMAC-SHA256 Credential=test/20300101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=x"
 )
@@ -107,6 +109,12 @@ KEYS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "hushhush", "AWS_R
 def connect(monkeypatch, address):
     """Speak to a server of S3 from now on."""
     _connect(monkeypatch, {**KEYS, "AWS_ENDPOINT_URL": address})
+
+
+def environment(s3, hub, waiting):
+    """Return the variables of a process that speaks to a server of S3, or to one of the Hub."""
+    keys = {**KEYS, "AWS_ENDPOINT_URL": s3, "INSHRINK_WAITING": str(waiting)}
+    return {**keys, "HF_ENDPOINT": hub, "HF_TOKEN": TOKEN, "HF_HUB_DISABLE_XET": "1"}
 
 
 def forget_clients():

@@ -1,12 +1,10 @@
 """Accelerate with the real library: state comes back from the archive bit for bit."""
 
-import re
-from pathlib import Path
-
 import pytest
 import torch
 
 import inshrink_core
+from tests.guides import blocks
 
 accelerate = pytest.importorskip("accelerate", reason="needs the extra 'hf': make test-integrations")
 
@@ -47,8 +45,7 @@ def test_a_state_that_cannot_be_written_never_stops_the_training(tmp_path, monke
 
 
 def test_the_program_of_the_page_runs(tmp_path, monkeypatch):
-    page = (Path(__file__).parents[2] / "docs" / "integrations" / "accelerate.md").read_text()
-    (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[:1]
+    program = blocks("accelerate", "python", "integrations")[0]
     monkeypatch.chdir(tmp_path)
     accelerator, model, optimizer = prepared()
 

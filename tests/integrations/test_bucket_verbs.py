@@ -23,8 +23,7 @@ from inshrink_core.archive.storage import uploads
 from inshrink_core.archive.storage.registry import storage_at
 from inshrink_core.chain import Archive
 from inshrink_core.errors import ConflictError, StorageError
-from tests.integrations.hub import TOKEN
-from tests.integrations.servers import KEYS, Proxy, connect, is_write
+from tests.integrations.servers import Proxy, connect, environment, is_write
 
 pytestmark = [
     pytest.mark.integration,
@@ -73,11 +72,7 @@ def release(run, archive, url):
     verbs.release(run, url, apply=True, keep_newest=1)
 
 
-def on_the_hub(run, archive, url):
-    verbs.compress(run, url, **EXACT)
-
-
-VERBS = {item.__name__: item for item in (compress, watch, save, prune, release, on_the_hub)}
+VERBS = {item.__name__: item for item in (compress, watch, save, prune, release)} | {"on_the_hub": compress}
 WRITING = ["compress", "watch", "save", "prune"]
 
 
@@ -154,14 +149,7 @@ def test_a_verb_killed_between_two_requests_loses_nothing_and_the_next_goes_on(
 
         with Proxy(server, rule if name != "on_the_hub" else lambda *_: None) as proxy:
             monkeypatch.setattr(hub, "rule", rule if name == "on_the_hub" else lambda *_: None)
-            variables = {
-                **KEYS,
-                "AWS_ENDPOINT_URL": proxy.address,
-                "HF_ENDPOINT": hub.url,
-                "HF_TOKEN": TOKEN,
-                "HF_HUB_DISABLE_XET": "1",
-                uploads.QUEUE_VARIABLE: os.environ[uploads.QUEUE_VARIABLE],
-            }
+            variables = environment(proxy.address, hub.url, os.environ[uploads.QUEUE_VARIABLE])
             victim.append(context.Process(target=act, args=(name, variables, mine, archive, place)))
             victim[0].start()
             victim[0].join(200)
@@ -233,19 +221,3 @@ def test_a_verb_that_another_writer_overtakes_stops_and_what_both_wrote_is_whole
         assert "\n" not in str(raised.value)
     connect(monkeypatch, server)
     assert require_complete(url, (*STEPS, 99)) == ((*STEPS, 99) if name in ("prune", "watch") else (1, 99))
-
-
-@pytest.mark.parametrize("name", WRITING)
-def test_a_store_that_lies_about_conditions_is_refused_by_every_verb_before_it_writes(
-    name, server, url, run, archive, monkeypatch
-):
-    if name == "prune":
-        put(archive, url)
-    before = storage_at(url).names("frames")
-    with Proxy(server, lambda n, method, path: "blind") as proxy:
-        connect(monkeypatch, proxy.address)
-        with pytest.raises(StorageError, match="does not compare before it writes"):
-            VERBS[name](run, archive, url)
-    connect(monkeypatch, server)
-    assert storage_at(url).names("frames") == before
-    assert require_complete(url) == (STEPS if name == "prune" else ())

@@ -69,18 +69,16 @@ def azure_server(tmp_path_factory):
 
 
 @pytest.fixture
-def azure(azure_server, monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def azure(azure_server, monkeypatch):
     connect_azure(monkeypatch, azure_server)
     return Azure(azure_server)
 
 
 @pytest.fixture(params=["s3", "azure"])
-def bucket(request, monkeypatch, tmp_path):
+def bucket(request, monkeypatch):
     """A new bucket of each kind of server."""
     if request.param == "azure":
         return request.getfixturevalue("azure")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     server = request.getfixturevalue("server")
     connect(monkeypatch, server)
     return S3(server)
@@ -141,20 +139,23 @@ def test_what_azure_refuses_is_one_line_on_the_command_line_and_says_no_secret(a
     assert "no credentials were found" in said("inspect", url)
 
 
-def test_a_run_is_read_there_and_one_that_changed_is_an_error(bucket, tmp_path):
-    url = bucket.url
-    for step in (1, 2):
-        torch.manual_seed(step)
-        state = {"model": {"w": torch.randn(800, 800)}, "step": step}
-        torch.save(state, tmp_path / f"step_{step}.pt")
-        storage_at(url).store.put(f"{storage_at(url)._root}/step_{step}.pt", tmp_path / f"step_{step}.pt")
-    run = open_run(url)
-    assert run.steps == (1, 2)
-    assert run.requests == 1 + 2 * 2
-    assert torch.equal(run[1]["w"], torch.load(tmp_path / "step_1.pt")["model"]["w"])
-    storage_at(url).store.put(f"{storage_at(url)._root}/step_2.pt", tmp_path / "step_1.pt")
-    with pytest.raises(DamagedError, match="the object changed since it was listed"):
-        run[2]["w"]
+@pytest.mark.parametrize("fate", [None, "blind"])
+def test_a_run_is_read_and_one_that_changed_is_an_error_whatever_the_store_compares(
+    bucket, tmp_path, monkeypatch, fate
+):
+    with through_proxy(bucket, monkeypatch, lambda *_: fate):
+        storage = storage_at(bucket.url)
+        for step in (1, 2):
+            state = {"model": {"w": torch.full((800, 800), float(step))}, "step": step}
+            torch.save(state, tmp_path / f"step_{step}.pt")
+            storage.store.put(f"{storage._root}/step_{step}.pt", tmp_path / f"step_{step}.pt")
+        run = open_run(bucket.url)
+        assert run.steps == (1, 2)
+        assert run.requests == 1 + 2 * 2
+        assert torch.equal(run[1]["w"], torch.full((800, 800), 1.0))
+        storage.store.put(f"{storage._root}/step_2.pt", tmp_path / "step_1.pt")
+        with pytest.raises(DamagedError, match="the object changed since it was listed"):
+            run[2]["w"]
 
 
 def test_the_command_line_works_with_a_bucket(bucket, tmp_path):

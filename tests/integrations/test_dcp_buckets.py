@@ -1,8 +1,5 @@
 """Ranks that save into a bucket of a real server: what they write, and what is left when one dies."""
 
-import contextlib
-import os
-import signal
 import sys
 import time
 import uuid
@@ -18,11 +15,11 @@ import dcp_ranks as ranks
 from dcp_ranks import on_ranks
 
 import inshrink_core
-from inshrink_core.archive import ArchiveWriter, is_archive
+from inshrink_core.archive import ArchiveWriter
 from inshrink_core.archive.storage.registry import storage_at
 from inshrink_core.chain import Archive
-from tests.integrations.hub import TOKEN
-from tests.integrations.servers import KEYS, Proxy, is_write
+from tests.integrations.servers import Proxy, environment
+from tests.runs import payloads_of
 
 pytestmark = [
     pytest.mark.integration,
@@ -32,17 +29,10 @@ pytestmark = [
 ]
 
 
-def run(world, folder, address, function, *arguments, mortal=None):
+def run(world, folder, address, function, *arguments):
     """Run a function on ranks that speak to a server of S3, or of the Hub."""
-    variables = {
-        **KEYS,
-        "AWS_ENDPOINT_URL": address,
-        "INSHRINK_WAITING": str(folder / "ranks-wait"),
-        "HF_ENDPOINT": address,
-        "HF_TOKEN": TOKEN,
-        "HF_HUB_DISABLE_XET": "1",
-    }
-    on_ranks(world, folder, ranks.with_environment, variables, mortal, function, *arguments)
+    variables = environment(address, address, folder / "ranks-wait")
+    on_ranks(world, folder, ranks.with_environment, variables, function, *arguments)
 
 
 def frames_in(url):
@@ -58,17 +48,12 @@ def uninterrupted(tmp_path_factory):
 
 def require_blocks_of(place, folder):
     """Require that an archive elsewhere has the blocks of one in a folder, and is sound."""
-    there, here = Archive.open(place), Archive.open(folder)
-    assert [(item.kind, item.n_parts) for item in there.frames] == [
+    assert [(item.kind, item.n_parts) for item in Archive.open(place).frames] == [
         ("keyframe", 2),
         ("delta", 2),
         ("delta", 2),
     ]
-    for item, other in zip(there.frames, here.frames, strict=True):
-        mine, theirs = there.frame(item), here.frame(other)
-        assert [mine.read(entry) for entry in mine.entries] == [
-            theirs.read(entry) for entry in theirs.entries
-        ]
+    assert payloads_of(place) == payloads_of(folder)
     assert not inshrink_core.verify(place, deep=True).problems
 
 
@@ -132,51 +117,6 @@ def test_after_a_kill_training_goes_on_from_the_last_frame_that_is_listed(
     listed = {file.path for frame in Archive.open(url).frames for file in frame.files}
     assert {f"frames/{name}" for name in frames_in(url)} == listed
     assert not inshrink_core.verify(url, deep=True).problems
-
-
-def test_a_rank_killed_at_any_write_leaves_whole_steps_and_the_next_goes_on(server, url, tmp_path):
-    mortal = tmp_path / "mortal"
-    for n in range(100):
-        place, fate, is_over = f"{url}-{n}", ("lose", "drop")[n % 2], False
-        mortal.unlink(missing_ok=True)
-
-        writes = []
-
-        def rule(number, method, path, n=n, fate=fate, writes=writes):
-            if not mortal.exists() or not is_write(method, path):
-                return None
-            writes.append(path)
-            if len(writes) - 1 != n:
-                return None
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(int(mortal.read_text()), signal.SIGKILL)
-            return fate
-
-        with Proxy(server, rule) as proxy:
-            try:
-                run(1, tmp_path, proxy.address, ranks.save_small, place, (1, 2), mortal=mortal)
-                is_over = True
-            except torch.multiprocessing.ProcessExitedException:
-                pass
-        seen = Archive.open(place).steps if is_archive(place) else ()
-        assert seen == (1, 2)[: len(seen)]
-        assert not seen or not inshrink_core.verify(place, deep=True).problems
-        if is_over:
-            assert seen == (1, 2)
-            break
-        run(
-            1,
-            tmp_path,
-            server,
-            ranks.save_small,
-            place,
-            tuple(step for step in (1, 2, 3) if step not in seen),
-        )
-        assert Archive.open(place).steps == (1, 2, 3)
-        assert not inshrink_core.verify(place, deep=True).problems
-    else:
-        pytest.fail("it never came to its end")
-    assert n > 4
 
 
 @pytest.mark.parametrize("place", ["s3", "hub, lfs"], indirect=True)

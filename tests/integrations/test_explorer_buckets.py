@@ -1,6 +1,5 @@
 """The explorer's jobs about a run and an archive in a bucket of a real server."""
 
-import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from inshrink_app.server import roots
 import inshrink_core
 from inshrink_core.archive.storage.registry import storage_at
 from inshrink_core.verbs.verify import Verify
+from tests.processes import until
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("waiting")]
 
@@ -25,8 +25,6 @@ SAMPLE = Path(__file__).parents[2] / "sample_checkpoints" / "digits-cnn"
 @pytest.fixture
 def run(url, tmp_path, monkeypatch):
     """A run of three steps in a bucket, under what the explorer may open, and a folder that it may see."""
-    for name in ("XDG_STATE_HOME", "XDG_CACHE_HOME"):
-        monkeypatch.setenv(name, str(tmp_path / name))
     monkeypatch.setattr(roots._Current, "value", None)
     st.cache_resource.clear()
     st.cache_data.clear()
@@ -40,10 +38,8 @@ def run(url, tmp_path, monkeypatch):
 
 
 def ended(job):
-    until = time.monotonic() + 200
-    while job.is_running and time.monotonic() < until:
-        time.sleep(0.1)
-        job = services.find_job(job.job_id)
+    until(lambda: not services.find_job(job.job_id).is_running)
+    job = services.find_job(job.job_id)
     assert job.state == "finished", (job.state, job.problem)
     return job
 

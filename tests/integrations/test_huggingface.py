@@ -1,7 +1,6 @@
 """Hugging Face's Trainer with the real library: what is archived, and that a resumed training is the same."""
 
 import os
-import re
 import signal
 from pathlib import Path
 
@@ -13,6 +12,8 @@ from inshrink_core.chain import Archive
 from inshrink_core.chain.meta import QUALITY
 from inshrink_core.errors import InputError, LockedError, StepConflictError
 from inshrink_core.training import Saver
+from tests.guides import blocks
+from tests.integrations.dcp_ranks import same
 
 pytest.importorskip("transformers", reason="needs the extra 'hf': make test-integrations")
 
@@ -51,10 +52,6 @@ def trainer(folder, callbacks, *, steps=6, net=None, **options):
 
 def weights(of):
     return {name: value.clone() for name, value in of.model.state_dict().items()}
-
-
-def same(a, b):
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
 def test_what_a_signal_made_the_trainer_save_is_archived(tmp_path):
@@ -98,19 +95,14 @@ def test_saves_are_checked_by_the_batch_that_the_trainer_evaluates_on(tmp_path):
 
 def test_a_check_of_ones_own_begins_with_the_first_save(tmp_path):
     batch = torch.stack([row["input_ids"] for row in data()])
-
-    def loss(net):
-        return net(input_ids=batch, labels=batch).loss
-
-    shown = checked_run(tmp_path / "run", InshrinkCallback(tmp_path / "a.inshrink", check=loss), model())
+    check = {"check": lambda net: net(input_ids=batch, labels=batch).loss}
+    shown = checked_run(tmp_path / "run", InshrinkCallback(tmp_path / "a.inshrink", **check), model())
     assert all(one["restore_cost"] <= 0.003 for one in shown)
 
 
 def test_a_check_that_is_of_no_use_never_stops_the_training(tmp_path, caplog):
-    shown = checked_run(
-        tmp_path / "run", InshrinkCallback(tmp_path / "a.inshrink", check=lambda net: "a text"), model()
-    )
-    assert shown == [None] * 3
+    callback = InshrinkCallback(tmp_path / "a.inshrink", check=lambda net: "a text")
+    assert checked_run(tmp_path / "run", callback, model()) == [None] * 3
     assert "saves are not checked" in caplog.text
 
 
@@ -126,30 +118,22 @@ def test_misuse_is_refused_before_training_begins(tmp_path):
         trainer(tmp_path / "two", [InshrinkCallback(archive)], steps=2).train()
 
 
-SCRIPT = """
-import sys
-sys.path.insert(0, {tests!r})
-from test_huggingface import *
-folder = Path(sys.argv[1])
-callback = InshrinkCallback(folder / "run.inshrink", **EXACT)
-training = trainer(folder / "one", [callback], steps=4, ddp_backend="gloo")
-training.train()
-callback.close(strict=True)
-torch.distributed.barrier()
-resumed = trainer(folder / "two", [InshrinkCallback(folder / "run.inshrink")], steps=4, ddp_backend="gloo")
-resumed.train(resume_from_checkpoint=restore_checkpoint(folder / "run.inshrink", folder / "two", 2))
-assert same(weights(training), weights(resumed))
-if torch.distributed.is_initialized():  # else threads of gloo may outlive the interpreter, which aborts
-    torch.distributed.destroy_process_group()
-print("nothing is left to do", flush=True)
-"""
+def archive_and_resume(folder):
+    """What both ranks do."""
+    folder, options = Path(folder), {"steps": 4, "ddp_backend": "gloo"}
+    callback = InshrinkCallback(folder / "run.inshrink", **EXACT)
+    training = trainer(folder / "one", [callback], **options)
+    training.train()
+    callback.close(strict=True)
+    torch.distributed.barrier()
+    resumed = trainer(folder / "two", [InshrinkCallback(folder / "run.inshrink")], **options)
+    resumed.train(resume_from_checkpoint=restore_checkpoint(folder / "run.inshrink", folder / "two", 2))
+    assert same(weights(training), weights(resumed))
 
 
 @pytest.mark.timeout(600)
 def test_two_ranks_archive_the_files_of_both(tmp_path, on_two_ranks):
-    script = tmp_path / "train.py"
-    script.write_text(SCRIPT.format(tests=str(Path(__file__).parent)))
-    on_two_ranks(script, tmp_path)
+    on_two_ranks("tests.integrations.test_huggingface:archive_and_resume", tmp_path)
     archive = inshrink_core.open(tmp_path / "run.inshrink")
     assert archive.steps == (2, 4)
     present = {file.path for file in archive.checkpoint(archive.last).files}
@@ -157,8 +141,7 @@ def test_two_ranks_archive_the_files_of_both(tmp_path, on_two_ranks):
 
 
 def test_the_program_of_the_page_runs_twice_and_goes_on(tmp_path, monkeypatch):
-    page = (Path(__file__).parents[2] / "docs" / "integrations" / "huggingface.md").read_text()
-    (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[:1]
+    program = blocks("huggingface", "python", "integrations")[0]
     monkeypatch.chdir(tmp_path)
     for steps in (4, 6):
         arguments = TrainingArguments(

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import re
 import shutil
 import threading
 import time
@@ -16,6 +15,7 @@ from inshrink_core.archive import LocalStorage
 from inshrink_core.errors import InputError, LockedError, NotFoundError, StorageError
 from inshrink_core.training import Retention, Saver
 from inshrink_core.training.spool import spool_folder
+from tests.guides import blocks
 from tests.integrations.dcp_ranks import same
 
 pytest.importorskip("lightning", reason="needs the extra 'lightning': make test-integrations")
@@ -69,8 +69,7 @@ def loader():
 
 
 def trainer(folder, plugins, epochs, strategy="auto", **options):
-    options = {"save_top_k": 1, "monitor": "loss", "save_last": "link"} | options
-    keeper = ModelCheckpoint(dirpath=folder, filename="{step}", **options)
+    options = {"filename": "{step}", "save_top_k": 1, "monitor": "loss", "save_last": "link"} | options
     return pl.Trainer(
         max_epochs=epochs,
         accelerator="cpu",
@@ -79,7 +78,7 @@ def trainer(folder, plugins, epochs, strategy="auto", **options):
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        callbacks=[keeper],
+        callbacks=[ModelCheckpoint(dirpath=folder, **options)],
         plugins=plugins,
     )
 
@@ -193,22 +192,15 @@ def test_asynchronous_saves_are_archived_pruned_and_unlocked_when_fit_returns(tm
 
     archive = tmp_path / "run.inshrink"
     plugin = InshrinkCheckpointIO(archive, retention=Retention(keep_last=1), **EXACT)
-    asynchronous = AsyncCheckpointIO(plugin)
     options = {"save_top_k": 1, "monitor": "step", "mode": "max", "save_last": False}
-    for epochs in (3, 5):
-        with contextlib.ExitStack() as stack:
-            if epochs == 5 and error is not None:
-                stack.enter_context(pytest.raises(SystemExit if error is KeyboardInterrupt else error))
-            fit(tmp_path / "ours", [asynchronous], epochs, net=Ending(), **options)
-        assert not LocalStorage(archive).is_locked()
-        assert not spool_folder(archive).exists()
-        assert plugin.failures == {}
-        (last,) = inshrink_core.open(archive).steps
-        assert [path.name for path in (tmp_path / "ours").iterdir()] == [f"step={last}.ckpt"]
-        shutil.rmtree(archive)
-        shutil.rmtree(tmp_path / "ours")
-        plugin = InshrinkCheckpointIO(archive, retention=Retention(keep_last=1), **EXACT)
-        asynchronous = AsyncCheckpointIO(plugin)
+    raised = SystemExit if error is KeyboardInterrupt else error
+    with contextlib.nullcontext() if error is None else pytest.raises(raised):
+        fit(tmp_path / "ours", [AsyncCheckpointIO(plugin)], 5, net=Ending(), **options)
+    assert not LocalStorage(archive).is_locked()
+    assert not spool_folder(archive).exists()
+    assert plugin.failures == {}
+    (last,) = inshrink_core.open(archive).steps
+    assert [path.name for path in (tmp_path / "ours").iterdir()] == [f"step={last}.ckpt"]
 
 
 def test_a_pointer_to_what_is_gone_is_an_error_and_so_is_a_locked_archive(tmp_path):
@@ -222,8 +214,7 @@ def test_a_pointer_to_what_is_gone_is_an_error_and_so_is_a_locked_archive(tmp_pa
 
 
 def test_the_program_of_the_page_runs_and_goes_on(tmp_path, monkeypatch):
-    page = (Path(__file__).parents[2] / "docs" / "integrations" / "lightning.md").read_text()
-    program, loading, *_ = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    program, loading, *_ = blocks("lightning", "python", "integrations")
     monkeypatch.chdir(tmp_path)
     names = {
         "Net": Net,

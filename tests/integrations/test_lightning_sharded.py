@@ -1,7 +1,6 @@
 """Lightning's sharded strategies with the real library, on two processes."""
 
 import os
-import re
 import time
 from pathlib import Path
 
@@ -23,19 +22,15 @@ from inshrink_core.integrations.lightning import (
     restore_checkpoint,
 )
 from inshrink_core.training.spool import Spool
+from tests.guides import blocks
 from tests.integrations.dcp_ranks import same
+from tests.integrations.test_lightning import EXACT, loader, trainer
+from tests.integrations.test_lightning import Net as Whole
 
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore")]
 
-EXACT = {"codec": "lossless", "optimizer_state": "exact"}
 
-
-class Net(pl.LightningModule):
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.layers = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
-
+class Net(Whole):
     def configure_model(self):
         from torch.distributed.fsdp import fully_shard
 
@@ -43,38 +38,14 @@ class Net(pl.LightningModule):
             for layer in (self.layers[0], self.layers[2], self.layers):
                 fully_shard(layer, mesh=self.device_mesh["data_parallel"])
 
-    def training_step(self, batch, index):
-        return (self.layers(batch[0]) - batch[0].sum(1, keepdim=True)).square().mean()
-
-    def configure_optimizers(self):
-        return torch.optim.AdamW(self.parameters(), lr=0.01)
-
-
-def loader():
-    rows = torch.randn(16, 8, generator=torch.Generator().manual_seed(1))
-    return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(rows), batch_size=4)
-
 
 def fit(folder, strategy, epochs, resume=None, **options):
-    options = {"save_top_k": -1, "filename": "{step}"} | options
-    trainer = pl.Trainer(
-        max_epochs=epochs,
-        accelerator="cpu",
-        devices=2,
-        strategy=strategy,
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=[ModelCheckpoint(dirpath=folder, **options)],
-    )
+    options = {"save_top_k": -1, "monitor": None, "save_last": None} | options
     net = Net()
-    trainer.fit(net, loader(), ckpt_path=resume, weights_only=False)
+    trainer(folder, None, epochs, strategy, **options).fit(
+        net, loader(), ckpt_path=resume, weights_only=False
+    )
     return {name: value.full_tensor().clone() for name, value in net.state_dict().items()}
-
-
-def weights(archive, step):
-    checkpoint = archive.checkpoint(archive.reader.find(step))
-    return {spec.key: checkpoint.source.read(spec) for spec in checkpoint.specs}
 
 
 def sharded(archive, **options):
@@ -84,6 +55,7 @@ def sharded(archive, **options):
 
 def train(folder):
     """What both processes of the test do."""
+    folder = Path(folder)
     archive = folder / "run.inshrink"
     plain = ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1)
     uninterrupted = fit(folder / "plain", plain, 4)
@@ -107,8 +79,7 @@ def train(folder):
 
 def follow_page(folder):
     """Run what the page of the documentation says."""
-    page = (Path(__file__).parents[2] / "docs" / "integrations" / "lightning.md").read_text()
-    *_, program, resuming = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    *_, program, resuming = blocks("lightning", "python", "integrations")
     folder.mkdir(exist_ok=True)
     os.chdir(folder)
     keeper = ModelCheckpoint(dirpath="checkpoints", save_top_k=-1)
@@ -129,14 +100,7 @@ def follow_page(folder):
 
 @pytest.mark.timeout(600)
 def test_two_ranks_resume_from_the_archive_as_if_never_interrupted(tmp_path, on_two_ranks):
-    script = tmp_path / "train.py"
-    body = f"import sys, pathlib\nsys.path.append({str(Path(__file__).parents[2])!r})\n"
-    body += "from tests.integrations.test_lightning_sharded import *\ntrain(pathlib.Path(sys.argv[1]))\n"
-    # Else threads of gloo may outlive the interpreter, which aborts.
-    end = "torch.distributed.barrier()\ntorch.distributed.destroy_process_group()\n"
-    end += "print('nothing is left to do', flush=True)\n"
-    script.write_text(body + end)
-    on_two_ranks(script, tmp_path)
+    on_two_ranks("tests.integrations.test_lightning_sharded:train", tmp_path)
     archive = inshrink_core.open(tmp_path / "run.inshrink")
     frames = archive.reader.frames
     assert [(frame.step, frame.branch) for frame in frames] == [(2, 0), (4, 0), (6, 0), (6, 1), (8, 1)]
@@ -148,7 +112,7 @@ def test_two_ranks_resume_from_the_archive_as_if_never_interrupted(tmp_path, on_
     assert inshrink_core.open(tmp_path / "page" / "run.inshrink").steps == (2, 4, 6)
     written_again = inshrink_core.open(tmp_path / "same.inshrink")
     assert written_again.steps == (2, 4, 6)
-    assert same(weights(written_again, 2), weights(archive, 2))
+    assert same(written_again[2], archive[2])
     assert not list(tmp_path.glob("*.spool"))
 
 
