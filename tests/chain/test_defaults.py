@@ -10,6 +10,7 @@ import torch
 from rich.console import Console
 
 import inshrink_core
+import inshrink_lab
 from inshrink_core.chain import Archive, ChainConfig
 from inshrink_core.chain.config import OPTIMIZER_CHOICES, optimizer_of
 from inshrink_core.checkpoint import TensorRole
@@ -111,6 +112,13 @@ def test_optimizer_state_that_the_moments_codec_has_no_rule_for_stays_exact(tmp_
     for name in ("step", "exp_avg_sq", "my_own"):
         assert torch.equal(original[name].nan_to_num(-1), restored[name].nan_to_num(-1)), name
     assert not torch.equal(original["exp_avg"], restored["exp_avg"])
+
+
+def test_a_rehearsal_restores_from_what_compress_would_write(task, tmp_path):
+    for codec, expected in ((None, "compressed"), ("lossless", "exact")):
+        found = inshrink_lab.rehearse(task, tmp_path / "out", codec=codec, seeds=1)
+        assert found.optimizer == expected
+    assert found.excess == 0
 
 
 def test_saver_watch_and_the_explorer_write_as_compress_does(run_path, tmp_path):
