@@ -53,6 +53,6 @@ def test_jobs_measure_archive_and_verify_what_lies_at_addresses(run, url, tmp_pa
     inshrink_core.verbs.compress(run, url)
     ended(services.start_job(Work.asking([Verify(url, deep=True, against=run)], shown=url, page="archive")))
     assert services.load_subject(url).steps == services.load_subject(str(target)).steps == shown.steps
-    stored = [path.read_bytes() for path in job.folder.path.parent.rglob("*") if path.is_file()]
+    stored = [path.read_bytes() for path in job.folder.parent.rglob("*") if path.is_file()]
     assert stored
     assert not any(b"hushhush" in content for content in stored)

@@ -192,15 +192,22 @@ def test_asynchronous_saves_are_archived_pruned_and_unlocked_when_fit_returns(tm
 
     archive = tmp_path / "run.inshrink"
     plugin = InshrinkCheckpointIO(archive, retention=Retention(keep_last=1), **EXACT)
+    asynchronous = AsyncCheckpointIO(plugin)
     options = {"save_top_k": 1, "monitor": "step", "mode": "max", "save_last": False}
-    raised = SystemExit if error is KeyboardInterrupt else error
-    with contextlib.nullcontext() if error is None else pytest.raises(raised):
-        fit(tmp_path / "ours", [AsyncCheckpointIO(plugin)], 5, net=Ending(), **options)
-    assert not LocalStorage(archive).is_locked()
-    assert not spool_folder(archive).exists()
-    assert plugin.failures == {}
-    (last,) = inshrink_core.open(archive).steps
-    assert [path.name for path in (tmp_path / "ours").iterdir()] == [f"step={last}.ckpt"]
+    for epochs in (3, 5):
+        with contextlib.ExitStack() as stack:
+            if epochs == 5 and error is not None:
+                stack.enter_context(pytest.raises(SystemExit if error is KeyboardInterrupt else error))
+            fit(tmp_path / "ours", [asynchronous], epochs, net=Ending(), **options)
+        assert not LocalStorage(archive).is_locked()
+        assert not spool_folder(archive).exists()
+        assert plugin.failures == {}
+        (last,) = inshrink_core.open(archive).steps
+        assert [path.name for path in (tmp_path / "ours").iterdir()] == [f"step={last}.ckpt"]
+        shutil.rmtree(archive)
+        shutil.rmtree(tmp_path / "ours")
+        plugin = InshrinkCheckpointIO(archive, retention=Retention(keep_last=1), **EXACT)
+        asynchronous = AsyncCheckpointIO(plugin)
 
 
 def test_a_pointer_to_what_is_gone_is_an_error_and_so_is_a_locked_archive(tmp_path):
