@@ -2,63 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from inshrink_core.evaluate import EvaluatorRequest
-from inshrink_core.request import Option, Request, python_call
-from inshrink_core.verbs.shared.groups import (
-    AnyBase,
-    Bounding,
-    Computing,
-    InParts,
-    PathLike,
-    RunLike,
-    Sparing,
-    Stepping,
-    Writing,
-)
+from inshrink_core.request import Request, python_call
+from inshrink_core.verbs.shared.groups import Compressing
 
 if TYPE_CHECKING:
     from inshrink_core.verbs.shared.compressing import CompressReport
 
 
 @dataclass(frozen=True)
-class Compress(
-    Stepping, Writing, Bounding, EvaluatorRequest, Computing, Sparing, InParts, Request["CompressReport"]
-):
+class Compress(Compressing, Request["CompressReport"]):
     """Write the steps of a run that an archive does not hold yet.
-
-    Parameters
-    ----------
-    run
-        A run: a directory, a glob or a checkpoint file.
-    archive
-        The archive to make or to append to.
-    coarseness
-        Rounding step of the weights relative to their movement between checkpoints (lattice codec), about
-        0.25 to 10, by default 0.5: higher is smaller and less exact.
-    resumed_from
-        The archived step that training was restored from; a branch begins there.
-    base
-        The base model of a fine-tuning. The first frame is encoded relative to it, and a restore needs it.
-    allow_damaged
-        Also archive files that fail their own checksums, and record the damage.
-    watch
-        Run beside a training, and archive each checkpoint when it is finished.
-    interval
-        Seconds between polls. A checkpoint is finished when it is readable and did not change between two.
-    until
-        End when this step or a later one is archived.
-    idle
-        End after so many seconds without a newly archived step or a new unreadable file.
-    release
-        Delete originals, except the newest two, once they are compared and restored bit for bit.
-    lossy
-        Also release originals of which only a lossy copy remains, as with the default codec.
-    look_ahead
-        Whether the codec of a new archive may read some of the steps first, to plan for the whole run. Switch
-        it off where a run is written step by step as it grows.
 
     Raises
     ------
@@ -104,21 +60,6 @@ class Compress(
     ('until', True)
     """
 
-    run: RunLike
-    archive: Annotated[PathLike, Option(("--output", "-o"), metavar="ARCHIVE")]
-    _: KW_ONLY
-    coarseness: float | None = None
-    resumed_from: Annotated[int | None, Option(metavar="STEP")] = None
-    base: Annotated[AnyBase | None, Option(metavar="FILE|DIRECTORY|ARCHIVE@STEP")] = None
-    allow_damaged: bool = False
-    watch: bool = False
-    interval: Annotated[float, Option(("--poll",), metavar="SECONDS", least=0.001, needs="watch")] = 5.0
-    until: Annotated[int | None, Option(metavar="STEP", least=0, needs="watch")] = None
-    idle: Annotated[float | None, Option(metavar="SECONDS", least=0.001, needs="watch")] = None
-    release: Annotated[bool, Option(needs="watch")] = False
-    lossy: Annotated[bool, Option(needs="release")] = False
-    look_ahead: Annotated[bool, Option(hidden=True)] = True
-
     EXAMPLES: ClassVar = (
         "inshrink compress runs/digits -o digits.inshrink --coarseness 4",
         "inshrink compress runs/digits -o part.inshrink --steps 100:500 --codec inshrinkerator --set bins=16",
@@ -127,15 +68,6 @@ class Compress(
     )
     INTERRUPTED: ClassVar = "committed steps are kept, and the same command continues"
     THREADED: ClassVar = True
-
-    @property
-    def reading(self) -> dict[str, Any]:
-        """Keywords for `inshrink_core.open`."""
-        return super().reading | {"allow_damaged": self.allow_damaged}
-
-    def chosen(self, **named: Any) -> dict[str, Any]:
-        """Return the choices for writing frames, with the coarseness among the settings."""
-        return super().chosen(coarseness=self.coarseness, **named)
 
     @property
     def events(self) -> str:

@@ -42,13 +42,12 @@ from inshrink_core.search.bounded import BoundedWriter, BoundRecord, open_bounde
 from inshrink_core.search.bounds import DEFAULT_MAX_RESTORE_COST, Bounds
 from inshrink_core.search.search import choose_steps
 from inshrink_core.search.trials import BoundEvaluator
-from inshrink_core.verbs.compress import Compress
-from inshrink_core.verbs.shared.groups import PathLike, steps_of
+from inshrink_core.verbs.shared.groups import Compressing, PathLike, steps_of
 from inshrink_core.verbs.shared.measured import EvaluatorId, Measurements, question_of
 from inshrink_core.verbs.shared.showing import counted_fates, optimizer_text
 
 
-def write_branches(request: Compress) -> tuple[str, ...]:
+def write_branches(request: Compressing) -> tuple[str, ...]:
     """Append the named branches of a run to an archive that holds its steps; return their names."""
     run = request.opened_run(request.run)
     if not run.branches:
@@ -61,7 +60,7 @@ def write_branches(request: Compress) -> tuple[str, ...]:
         return _Session(request, run, writer, ChainWriter(writer, config)).write_branches()
 
 
-def write_run(request: Compress) -> CompressReport:
+def write_run(request: Compressing) -> CompressReport:
     """Write the steps that the archive lacks, in this process."""
     begun = time.perf_counter()
     opened = request.opened_run(request.run)
@@ -126,7 +125,7 @@ def write_run(request: Compress) -> CompressReport:
     return report
 
 
-def _bounds_of(request: Compress) -> Bounds | None:
+def _bounds_of(request: Compressing) -> Bounds | None:
     """Return the requested bounds; by default, an evaluator bounds the restore cost."""
     bounds = request.bounds.requested()
     if bounds is None and (request.evaluator is not None or request.trust_run):
@@ -214,7 +213,7 @@ class Written:
 
 
 def report_on(
-    request: Compress,
+    request: Compressing,
     config: ChainConfig,
     finished: Archive,
     written: Sequence[Written],
@@ -252,7 +251,7 @@ class _Session:
 
     def __init__(
         self,
-        request: Compress,
+        request: Compressing,
         run: Run,
         writer: ArchiveWriter,
         chain: ChainWriter,

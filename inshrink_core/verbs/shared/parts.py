@@ -18,16 +18,15 @@ from inshrink_core.execution.progress import Counter
 from inshrink_core.execution.together import leave_group, meet
 from inshrink_core.formats import Run, unreadable_error
 from inshrink_core.search.search import choose_steps
-from inshrink_core.verbs.compress import Compress
 from inshrink_core.verbs.shared.compressing import CompressReport, Written, report_on, write_branches
-from inshrink_core.verbs.shared.groups import PathLike, steps_of
+from inshrink_core.verbs.shared.groups import Compressing, PathLike, steps_of
 from inshrink_core.verbs.shared.sharing import shared_out
 
 _SINGLE = ("max_drop", "max_divergence", "max_restore_cost", "evaluator", "resumed_from", "base")
 """Options that need all tensors of a step in one process."""
 
 
-def compress_in_parts(request: Compress) -> CompressReport:
+def compress_in_parts(request: Compressing) -> CompressReport:
     """Write the steps that an archive lacks: one part, or all parts by an engine's workers.
 
     The last part to finish commits.
@@ -61,7 +60,7 @@ def compress_in_parts(request: Compress) -> CompressReport:
     return _report(request, [written], begun, part=str(share_of(request.part)), branches=branches)
 
 
-def _report(request: Compress, written: Sequence[Written], begun: float, **more: Any) -> CompressReport:
+def _report(request: Compressing, written: Sequence[Written], begun: float, **more: Any) -> CompressReport:
     finished = Archive.open(request.archive)
     return report_on(
         request,
@@ -74,7 +73,7 @@ def _report(request: Compress, written: Sequence[Written], begun: float, **more:
     )
 
 
-def _branches(request: Compress) -> tuple[str, ...]:
+def _branches(request: Compressing) -> tuple[str, ...]:
     """Write the named branches, unless steps were selected or other parts are not finished."""
     reader = ArchiveReader.open(request.archive)
     return () if request.steps or reader.catalog.pending or not reader.frames else write_branches(request)
@@ -86,7 +85,7 @@ def _begun_in(archive: PathLike) -> int:
     return pending[0].n_parts if pending else 0
 
 
-def write_part(request: Compress) -> Written:
+def write_part(request: Compressing) -> Written:
     """Write one part of the steps that an archive lacks, and commit nothing.
 
     Raises

@@ -25,10 +25,9 @@ from inshrink_core.formats import Run, Skipped, open_run, split_step_pattern, un
 from inshrink_core.formats.run import NoCheckpointError
 from inshrink_core.report import Report, plain_value
 from inshrink_core.text import url_of
-from inshrink_core.verbs.compress import Compress
 from inshrink_core.verbs.release import Release, refuse_elsewhere
 from inshrink_core.verbs.shared.compressing import CompressReport, write_branches, write_run
-from inshrink_core.verbs.shared.groups import PathLike
+from inshrink_core.verbs.shared.groups import Compressing, PathLike
 
 _PATIENCE: Final = 12
 """Polls to wait for an archive that another process writes, and for files that the previous checkpoint
@@ -41,7 +40,7 @@ _MAX_FAILURES: Final = 3
 _STAGE: Final = "watch"
 
 
-def watch_run(asked: Compress) -> WatchReport:
+def watch_run(asked: Compressing) -> WatchReport:
     """Poll a run until an end condition holds, and archive new checkpoints."""
     asked.exclude("--watch", ("steps", "part", "engine", "workers"))
     begun = time.monotonic()
@@ -70,7 +69,7 @@ def watch_run(asked: Compress) -> WatchReport:
 class _Watcher:
     """State of one watch: the checkpoints seen, and the result for each."""
 
-    def __init__(self, asked: Compress, run: str) -> None:
+    def __init__(self, asked: Compressing, run: str) -> None:
 
         base = None if asked.base is None else open_base(asked.base)
         self._asked, self._path = asked, run
