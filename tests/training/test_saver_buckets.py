@@ -10,7 +10,7 @@ from inshrink_core.training.spool import spool_folder
 pytest.importorskip("obstore", reason="the extra 'remote' is not installed")
 from obstore.exceptions import GenericError
 
-from tests.archive.test_objects import bucket, on_another_machine, store, url  # noqa: F401 - fixtures
+from tests.archive.test_objects import bucket, store, url  # noqa: F401 - fixtures
 from tests.runs import adam, model, train
 
 
@@ -67,7 +67,7 @@ def test_a_saver_that_another_machine_overtook_stops(url, monkeypatch, tmp_path)
     saver.save(1)
     saver.flush(remote=True)
     with monkeypatch.context() as patched:
-        on_another_machine(patched, tmp_path)
+        patched.setenv(uploads.QUEUE_VARIABLE, str(tmp_path / "elsewhere"))
         with inshrink_core.Saver(url, network, optimizer) as other:
             other.save(2)
     saver.save(3)
