@@ -1,10 +1,12 @@
 """What an archive tells as a chain: places, sizes, lines of training and damage."""
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 import inshrink_core
 from inshrink_core.chain import Archive
-from inshrink_core.chain.report import chain_report
+from inshrink_core.chain.report import chain_report, original_checks
 from inshrink_core.chain.sizes import archive_size
 
 
@@ -41,3 +43,12 @@ def test_a_frame_that_cannot_be_read_is_listed_with_its_damage(archive):
     assert found.frames[1].ratio_total is None
     assert found.raw_bytes < before.raw_bytes
     assert found.originals == ""
+
+
+def test_steps_whose_files_have_no_checksums_are_named(tmp_path):
+    (tmp_path / "run").mkdir()
+    save_file({"w": torch.ones(4)}, tmp_path / "run" / "step_1.safetensors")
+    torch.save({"w": torch.ones(4)}, tmp_path / "run" / "step_2.pt")
+    inshrink_core.compress(tmp_path / "run", tmp_path / "a.inshrink")
+    found = original_checks(Archive.open(tmp_path / "a.inshrink"))
+    assert (found.checked, found.unchecked, found.kinds) == ((2,), (1,), ("safetensors",))
