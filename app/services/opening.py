@@ -457,8 +457,10 @@ def _run_subject(run: Run, path: Path) -> Subject:
         steps=tuple(run.steps),
         tensors=tuple(run[run.steps[-1]].specs) if run.steps else (),
         total_bytes=sum(run.nbytes_of(step) for step in run.steps),
-        skipped=tuple((path_in_run(path, row.path), row.reason) for row in run.skipped if not row.unreadable),
-        unreadable=tuple((path_in_run(path, row.path), row.reason) for row in run.unreadable),
+        skipped=tuple(
+            (path_inside(place, row.path), row.reason) for row in run.skipped if not row.unreadable
+        ),
+        unreadable=tuple((path_inside(place, row.path), row.reason) for row in run.unreadable),
         notes=tuple(run.notes),
         step_pattern="" if path == place else path.name,
         is_ordered=run.is_ordered,
@@ -469,9 +471,9 @@ def _run_subject(run: Run, path: Path) -> Subject:
     )
 
 
-def path_in_run(run: Path, path: str) -> str:
-    """Return the path of a file for display: relative to the run if it is inside."""
-    found, place = path_of(path), place_of(run)
+def path_inside(place: Path, path: str) -> str:
+    """Return a path for display: relative to a folder, such as that of a run, if it is inside."""
+    found = path_of(path)
     return str(found.relative_to(place)) if found.is_relative_to(place) else path
 
 

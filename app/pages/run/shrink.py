@@ -121,7 +121,8 @@ def _basis(board: Board) -> None:
 def _result(board: Board, made: Written) -> None:
     """Draw the latest archive: whether it is intact, and its cost."""
     known = {path for path, _ in board.shown.unreadable}  # The top of the page lists them.
-    lost = {services.path_in_run(board.shown.path, path): why for path, why in made.unreadable.items()}
+    place = services.place_of(board.shown.path)
+    lost = {services.path_inside(place, path): why for path, why in made.unreadable.items()}
     new = [row for row in lost.items() if row[0] not in known]
     problem.show_unreadable(new, "The archive does not hold them: keep their files.")
     bound, chain = board.now.bound, made.chain

@@ -30,14 +30,14 @@ tags:
 
 # {name}
 
-Checkpoints of a training as an Inshrink archive: of each step what changed since the one before.
+Checkpoints of a training as an Inshrink archive: each step stores what changed since the previous one.
 
     pip install 'inshrink[hub]'
     inshrink inspect {address}
     inshrink restore {address} -o restored/
 
-The last command writes the last step (`--step N`: another one) as files of the run's own format; only what it
-needs is downloaded. In Python:
+The last command writes the last step, or another one with `--step N`, as files of the run's own format. It
+downloads only what it needs. In Python:
 
 ```python
 import inshrink_core

@@ -130,9 +130,7 @@ class LatticeCodec(LookAhead):
     name = "lattice"
     bitstream = "lattice/1"
     words: ClassVar = {"shaping": ("off", "auto")}
-    ranges: ClassVar = {
-        **{"coarseness": (1e-4, 1e4), "gamma": (0.0, 2.0), "sensitivity": (0.0, 1.0)},
-    }
+    ranges: ClassVar = {"coarseness": (1e-4, 1e4), "gamma": (0.0, 2.0), "sensitivity": (0.0, 1.0)}
     constants: ClassVar = {"gain_per": "tensor", "contexts": "history", "one_dimensional": "lattice"}
     uses_base = True
     covers_masters = True
