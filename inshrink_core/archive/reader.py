@@ -381,7 +381,7 @@ class ArchiveReader:
             if self._known(info) is None:
                 chain = reversed(self.chain(frame_id))
                 pending += takewhile(lambda frame: self._known(frame) is None, chain)
-            self.fetch(pending)
+                self.fetch(pending)
             for frame in reversed(pending):
                 before = self.inherited(frame.kind, frame.parent_id, frame.n_parts)
                 indices = {

@@ -198,6 +198,15 @@ class ReadableFile(Closing):
             expected, found = f"{n_bytes} bytes at offset {offset}", f"{self.nbytes} bytes in all"
             raise damaged(self, "the file is shorter than its records need", expected=expected, found=found)
         self.expect([(offset, n_bytes)], compared=compared)
+        if n_bytes <= 4096:
+            # Opening a run does thousands of small reads: avoid the buffer and the loop.
+            try:
+                data = os.pread(self._descriptor, n_bytes, offset)
+            except OSError as error:
+                raise self._failed(error) from error
+            if len(data) == n_bytes:
+                self.counter.add(n_bytes)
+                return data
         return bytes(self._filled(offset, memoryview(bytearray(n_bytes))))
 
     def read_runs(self, offsets: range, n_bytes: int) -> bytearray:
@@ -210,12 +219,20 @@ class ReadableFile(Closing):
         with contextlib.suppress(AttributeError, OSError):
             nbytes = offsets[-1] - offsets[0] + n_bytes
             os.posix_fadvise(self._descriptor, offsets[0], nbytes, os.POSIX_FADV_WILLNEED)
+        with contextlib.suppress(OSError):  # `read` raises it again, with the file's name
+            data = bytearray().join(os.pread(self._descriptor, n_bytes, offset) for offset in offsets)
+            if len(data) == n_bytes * len(offsets):
+                self.counter.add(len(data))
+                return data
         return bytearray().join(self.read(offset, n_bytes) for offset in offsets)
 
     def read_into(self, offset: int, target: memoryview) -> memoryview:
         """Fill a writable buffer of bytes from `offset`, and return it."""
         self.expect([(offset, len(target))])
         return self._filled(offset, target)
+
+    def _failed(self, error: OSError) -> StorageError:
+        return StorageError(f"reading failed: {error.strerror}", where=str(self.path))
 
     def _filled(self, offset: int, target: memoryview) -> memoryview:
         done, wanted = 0, len(target)
@@ -224,7 +241,7 @@ class ReadableFile(Closing):
                 # Linux limits one read to 2 GiB; 256 MiB also stays below the limits of other systems.
                 part = os.preadv(self._descriptor, [target[done : done + (256 << 20)]], offset + done)
             except OSError as error:
-                raise StorageError(f"reading failed: {error.strerror}", where=str(self.path)) from error
+                raise self._failed(error) from error
             if part == 0:
                 raise DamagedError("the file ended while being read", where=str(self.path))
             done += part

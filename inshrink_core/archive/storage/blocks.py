@@ -137,6 +137,8 @@ def fetch(storage: Storage, spans: Iterable[Span]) -> None:
         Bytes of any frames in it.
     """
     missing = [s for s in dict.fromkeys(spans) if s.digest and not CACHE.has(s.digest, s.offset, s.nbytes)]
+    if not missing:
+        return
     groups = list(_near(sorted(missing, key=lambda span: (span.path, span.at))))
     lengths = [max(span.at + span.nbytes for span in group) - group[0].at for group in groups]
     # One extra byte at the expected end of an object must not exist.
