@@ -21,6 +21,8 @@ from importlib.util import find_spec
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
+from weakref import WeakSet
 
 from inshrink_app.server.roots import Address, Settings, configure, path_of, real_path
 from inshrink_app.theme import theme_config
@@ -237,17 +239,26 @@ def _mend_streamlit() -> None:
     it, whose containers the browser then does not have: the page turns blank. It also reports a fragment that
     has finished as interrupted; the page then shows elements that the fragment no longer draws. Streamlit
     merges simultaneous requests and uses the page of the later one, so a timer of the page being left can
-    undo a click on a link, and later reset the widgets of the new page.
+    undo a click on a link, and later reset the widgets of the new page. A request for a fragment that arrives
+    when a run has just ended makes it discard the messages of that run that wait to be sent. A request has
+    the address that the browser showed then, and an earlier one would undo a click: the session's own address
+    is used instead, except where the user goes back or forward.
 
     The threads that draw are recorded, since the reading of a large run gives way to them.
     """
     from inshrink_app.services.opening import DRAWING
+    from streamlit.runtime.app_session import AppSession
     from streamlit.runtime.forward_msg_queue import ForwardMsgQueue
-    from streamlit.runtime.scriptrunner.script_runner import ScriptRunner
+    from streamlit.runtime.scriptrunner.script_runner import ScriptRunner, ScriptRunnerEvent
     from streamlit.runtime.scriptrunner_utils.script_requests import ScriptRequests, ScriptRequestType
+    from streamlit.runtime.scriptrunner_utils.script_run_context import ScriptRunContext
 
     clear, request_rerun = ForwardMsgQueue.clear, ScriptRequests.request_rerun
     run_script = ScriptRunner._run_script
+    create, handle = AppSession._create_scriptrunner, AppSession._handle_scriptrunner_event_on_event_loop
+    reset = ScriptRunContext.reset
+    ended: WeakSet[ScriptRunner] = WeakSet()
+    visited: WeakSet[Any] = WeakSet()
 
     def begin(self: Any, retain_lifecycle_msgs: bool = False, fragment_ids_this_run: Any = None) -> None:
         if fragment_ids_this_run is None:
@@ -270,10 +281,36 @@ def _mend_streamlit() -> None:
             finally:
                 DRAWING.discard(threading.get_ident())
 
+    def keep(self: Any, query_string: str = "", **more: Any) -> None:
+        if self.pages_manager in visited and not more.get("is_history_navigation"):
+            with self.session_state.query_params() as known:
+                query_string = urlencode(known._query_params, doseq=True)
+        visited.add(self.pages_manager)
+        reset(self, query_string, **more)
+
+    def start(self: Any, rerun_data: Any) -> None:
+        if self._scriptrunner is not None:  # It refused the request because it has ended.
+            ended.add(self._scriptrunner)
+        create(self, rerun_data)
+
+    def handled(self: Any, sender: Any, event: Any, *more: Any) -> None:
+        current = self._scriptrunner
+        if sender is current or sender not in ended or event == ScriptRunnerEvent.SHUTDOWN:
+            handle(self, sender, event, *more)
+            return
+        self._scriptrunner = sender
+        try:
+            handle(self, sender, event, *more)
+        finally:
+            self._scriptrunner = current
+
     if clear.__module__ != __name__:  # Once per process.
         ForwardMsgQueue.clear = begin  # type: ignore[method-assign]
         ScriptRequests.request_rerun = request  # type: ignore[method-assign]
         ScriptRunner._run_script = run  # type: ignore[method-assign]
+        ScriptRunContext.reset = keep  # type: ignore[assignment,method-assign]
+        AppSession._create_scriptrunner = start  # type: ignore[assignment,method-assign]
+        AppSession._handle_scriptrunner_event_on_event_loop = handled  # type: ignore[assignment,method-assign]
 
 
 def _load_ahead() -> None:

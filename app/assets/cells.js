@@ -127,11 +127,12 @@ export default function ({ data, parentElement, setTriggerValue }) {
   document.addEventListener("keydown", pressed);
   follow();
 
+  // Streamlit may call this late, when a later call has replaced this one.
   const stop = () => {
     observer.disconnect();
     document.removeEventListener("keydown", pressed);
     leave();
-    running.delete(parentElement);
+    if (running.get(parentElement) === stop) running.delete(parentElement);
   };
   running.set(parentElement, stop);
   return stop;

@@ -1,17 +1,27 @@
 """Who is answered, and what every answer says: asked of the running server, byte by byte."""
 
+import asyncio
 import re
 import socket
 from pathlib import Path
+from unittest.mock import Mock
+from urllib.parse import urlencode
 
 import pytest
 import streamlit
 from inshrink_app import launch
 from inshrink_app.server import gate
+from streamlit.proto.ClientState_pb2 import ClientState
 from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
+from streamlit.runtime.app_session import AppSession
 from streamlit.runtime.forward_msg_queue import ForwardMsgQueue
 from streamlit.runtime.pages_manager import PagesManager
+from streamlit.runtime.script_data import ScriptData
+from streamlit.runtime.scriptrunner.script_cache import ScriptCache
+from streamlit.runtime.scriptrunner.script_runner import ScriptRunner, ScriptRunnerEvent
 from streamlit.runtime.scriptrunner_utils.script_requests import RerunData, ScriptRequests
+from streamlit.runtime.scriptrunner_utils.script_run_context import ScriptRunContext
+from streamlit.runtime.state import SafeSessionState, SessionState
 
 from tests.app.browser import Server, ask, browser_marks
 from tests.app.builders import write_run
@@ -180,6 +190,47 @@ def test_a_fragment_that_begins_takes_back_nothing_that_waits_to_be_sent():
     waiting.clear(retain_lifecycle_msgs=True, fragment_ids_this_run=["another"])
     assert waiting.flush() == sent
     assert waiting.is_empty()
+
+
+def test_a_timer_that_fires_when_a_run_has_ended_discards_none_of_its_messages(monkeypatch):
+    launch.explorer(["127.0.0.1"], "inshrink ui")
+    monkeypatch.setattr(AppSession, "has_fragment", lambda self, fragment: True)
+    monkeypatch.setattr(ScriptRunner, "start", lambda self: None)
+
+    async def visit() -> list[str]:
+        session = AppSession(ScriptData("main.py", is_hello=False), Mock(), ScriptCache(), None, {})
+        session.request_rerun(None)
+        ended = session._scriptrunner
+        for query in ("layer=a", "step=1"):  # From the thread of the run, which then ends.
+            message = ForwardMsg()
+            message.page_info_changed.query_string = query
+            session._on_scriptrunner_event(ended, ScriptRunnerEvent.ENQUEUE_FORWARD_MSG, forward_msg=message)
+        ended.request_stop()
+        session._on_scriptrunner_event(ended, ScriptRunnerEvent.SHUTDOWN, client_state=ClientState())
+        session.request_rerun(ClientState(fragment_id="poll"))
+        begun = session._scriptrunner
+        await asyncio.sleep(0)
+        assert session._scriptrunner is begun is not ended
+        waiting = session._browser_queue.flush()
+        return [message.page_info_changed.query_string for message in waiting]
+
+    assert asyncio.run(visit()) == ["layer=a", "step=1"]
+
+
+def test_a_request_with_an_earlier_address_changes_nothing_unless_the_user_goes_back():
+    launch.explorer(["127.0.0.1"], "inshrink ui")
+    state = SafeSessionState(SessionState(), lambda: None)
+    context = ScriptRunContext(
+        "id", Mock(), "", state, Mock(), "main.py", {}, Mock(), PagesManager("main.py")
+    )
+    context.reset(query_string="layer=linked", page_script_hash="run")
+    assert context.query_string == "layer=linked"
+    with state.query_params() as known:
+        known.populate_from_query_string("layer=clicked&step=1")
+    context.reset(query_string="layer=linked", page_script_hash="run")
+    assert context.query_string == "layer=clicked&step=1" == urlencode(known.to_dict())
+    context.reset(query_string="layer=linked", page_script_hash="run", is_history_navigation=True)
+    assert context.query_string == "layer=linked" == urlencode(known.to_dict())
 
 
 def test_a_timer_of_the_page_that_is_left_does_not_undo_the_click_that_leaves_it():
