@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import streamlit as st
 from inshrink_app.server.roots import settings
+from streamlit.runtime.scriptrunner import get_script_run_ctx
 
 if TYPE_CHECKING:
     from streamlit.navigation.page import StreamlitPage
@@ -133,8 +134,14 @@ def publish(**chosen: str) -> None:
     """Write choices into the session and the address, so that a reload or a copied link shows the same."""
     for key, value in chosen.items():
         st.session_state[_PREFIX + key] = value
-        if st.query_params.get(key) != value:
-            st.query_params[key] = value
+    if changed := {key: value for key, value in chosen.items() if st.query_params.get(key) != value}:
+        st.query_params.update(changed)  # One step of the browser's history.
+
+
+def went_back() -> bool:
+    """Return whether the browser went back or forward to this address."""
+    context = get_script_run_ctx()
+    return context is not None and context.is_history_navigation
 
 
 def retract(*keys: str) -> None:

@@ -43,7 +43,7 @@ def one_of_few(
     if draw is st.segmented_control:
         named, look = {name: fmt.inked(text) for name, text in options.items()}, {"required": True} | look
     # None if a click deselects the option, or comes before the first run has ended.
-    if st.session_state.get(widget) not in options:
+    if st.session_state.get(widget) not in options or state.went_back():
         st.session_state[widget] = state.choice(key, list(options), default)
     chosen = str(draw(label, list(options), format_func=named.__getitem__, key=widget, help=tip, **look))
     state.publish(**{key: chosen})
