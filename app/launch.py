@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import importlib
 import os
 import pkgutil
@@ -337,6 +338,9 @@ def _load_ahead() -> None:
     for package in (widgets, pages):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             importlib.import_module(module.name)
+    # Streamlit collects garbage after every run; what stays for good is not searched again.
+    gc.collect()
+    gc.freeze()
 
 
 def _server_is_up() -> bool:
