@@ -18,7 +18,7 @@ from inshrink_app.widgets.modules import is_within
 LAYER, STEP, TICKED = "layer", "step", "ticked"
 MAX_TICKED = 12
 
-_SELECTION, _PUBLISHED = "run.selection", "run.published"
+_SELECTION = "run.selection"
 _STEPS, _TREE, _TICKED = "run.steps", "run.tree", "run.ticked"
 
 
@@ -48,13 +48,12 @@ def chosen_cell(value: object, n_rows: int, n_columns: int) -> tuple[int, int] |
 def current(steps: Sequence[int]) -> Selection | None:
     """Return the selection, at one of some ascending steps.
 
-    A link takes effect if it differs from the last published address: at the first visit, and when the user
-    goes back or types another address.
+    A link takes effect at the first visit, and when the user goes back or forward.
     """
     st.session_state[_STEPS] = tuple(steps)
     layer, text = st.query_params.get(LAYER), st.query_params.get(STEP) or ""
     found: Selection | None = st.session_state.get(_SELECTION)
-    if layer and (layer, text) != st.session_state.get(_PUBLISHED):
+    if layer and (_SELECTION not in st.session_state or state.went_back()):
         step = int(text) if text.isascii() and text.isdigit() and len(text) < 19 else None
         return _select(layer, step)
     return _select(*(found or (None, None)))
@@ -86,11 +85,8 @@ def publish(selection: Selection | None, ticked_rows: Sequence[str] = ()) -> Non
         state.retract(TICKED)
     if selection is None:
         state.retract(LAYER, STEP)
-        st.session_state[_PUBLISHED] = (None, None)
-        return
-    words = (selection.layer, str(selection.step))
-    state.publish(**dict(zip((LAYER, STEP), words, strict=True)))
-    st.session_state[_PUBLISHED] = words
+    else:
+        state.publish(**{LAYER: selection.layer, STEP: str(selection.step)})
 
 
 def ticked(run: str) -> tuple[str, ...]:
