@@ -195,7 +195,8 @@ def _row(entry: Entry) -> dict[str, Any]:
         shown = services.load_subject(str(entry.path))
     except ServiceError as error:
         return row | {"problem": error.problem.what}
-    archive, (metric, value) = shown.archive, last_metric(shown)
+    archive = shown.archive
+    metric = main_curve(shown.log) or next((name for name, series in shown.log.items() if series), "")
     row |= {
         "kind": shown.kind,
         "steps": len(shown.steps) + shown.n_unread,
@@ -203,7 +204,7 @@ def _row(entry: Entry) -> dict[str, Any]:
         "parameters": shown.n_parameters,
         "last step": shown.steps[-1] if shown.steps else None,
         "metric": metric,
-        "last value": value,
+        "last value": shown.log[metric][-1][1] if metric else None,
     }
     if shown.kind == "run" and not shown.n_unread:
         row["steps not archived"] = len(set(shown.steps).difference(archive.steps if archive else ()))
@@ -215,9 +216,3 @@ def _row(entry: Entry) -> dict[str, Any]:
             row["restore cost"] = known.comparison.max_restore_cost
             row["largest drop"] = known.comparison.max_drop
     return row
-
-
-def last_metric(shown: Subject) -> tuple[str, float | None]:
-    """Return name and last value of the main loss, or of another metric; an empty name without any."""
-    name = main_curve(shown.log) or next((name for name, series in shown.log.items() if series), "")
-    return name, shown.log[name][-1][1] if name else None
