@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
@@ -362,7 +362,10 @@ def _join_parts(
     """Add frames with all their parts to `unlisted`, and contradictions to `faults`; return the others."""
     pending: list[FrameInfo] = []
     for generation, rows in parts.items():
-        found = list(_same_frames(rows))
+        groups: dict[FrameInfo, list[FrameInfo]] = {}
+        for row in rows:
+            groups.setdefault(replace(row, files=()), []).append(row)
+        found = list(map(layout.joined, groups.values()))
         alone = len(found) == 1 and generation not in unlisted
         if alone and len(found[0].files) == found[0].n_parts:
             unlisted[generation] = found[0]
@@ -373,14 +376,6 @@ def _join_parts(
             remedy = "keep the parts of one job, and delete those of the other"
             faults += [DamagedError(what, where=f"{where}, frame {row.path}", remedy=remedy) for row in rows]
     return pending
-
-
-def _same_frames(parts: Iterable[FrameInfo]) -> Iterator[FrameInfo]:
-    """Yield the frames that parts of one generation belong to, each with its present parts."""
-    groups: dict[FrameInfo, list[FrameInfo]] = {}
-    for part in parts:
-        groups.setdefault(replace(part, files=()), []).append(part)
-    yield from map(layout.joined, groups.values())
 
 
 def _frame_generation(path: str) -> int:

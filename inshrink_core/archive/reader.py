@@ -13,7 +13,7 @@ from typing import Final
 
 from inshrink_core.archive.catalog import Catalog, is_archive_storage, load_catalog, parts_in_words
 from inshrink_core.archive.document import decompress_document
-from inshrink_core.archive.frame_reader import FrameFile, FrameReader, fetch_ends, read_envelope
+from inshrink_core.archive.frame_reader import FrameFile, FrameReader, read_envelope
 from inshrink_core.archive.index import INDEX_DICTIONARY, FrameIndex, parse_index
 from inshrink_core.archive.manifest import MANIFEST_NAME
 from inshrink_core.archive.packed import PackedStorage, is_packed
@@ -32,12 +32,6 @@ _FRAME_BLOCKS: Final = 256
 """Blocks that take the memory of what an open frame has read ahead."""
 
 _FETCH: Final = "fetch the file from where the archive came from"
-
-
-def _last(frames: Iterable[FrameInfo]) -> FrameInfo | None:
-    """Return the last of the given frames on the newest unnamed branch."""
-    frames = (frame for frame in frames if not frame.is_named)
-    return max(frames, key=lambda frame: (frame.branch, frame.generation), default=None)
 
 
 class ArchiveReader:
@@ -145,7 +139,8 @@ class ArchiveReader:
             The manifest is unusable, so the last frame may be missing unnoticed.
         """
         self.catalog.require_complete(self.path)
-        return _last(self.listed)
+        frames = (frame for frame in self.listed if not frame.is_named)
+        return max(frames, key=lambda frame: (frame.branch, frame.generation), default=None)
 
     @property
     def head(self) -> FrameInfo | None:
@@ -346,10 +341,13 @@ class ArchiveReader:
         blocks
             Also fetch the blocks, if they take at most 64 MB in total.
         """
-        parts = [part for frame in frames for part in frame.files] if self.is_far else []
-        if blocks and sum(part.nbytes for part in parts) <= MAX_PREFETCH_NBYTES:
-            fetch(self.storage, [FrameFile.of(self.storage, part).span(0, part.nbytes) for part in parts])
-        fetch_ends(self.storage, parts)
+        if not self.is_far:
+            return
+        files = [FrameFile.of(self.storage, part) for frame in frames for part in frame.files]
+        if blocks and sum(file.nbytes for file in files) <= MAX_PREFETCH_NBYTES:
+            fetch(self.storage, [file.span(0, file.nbytes) for file in files])
+        # An index longer than the end of its frame is read on its own.
+        fetch(self.storage, [span for file in files for span in file.ends])
 
     def windows(self, columns: Mapping[str, Iterable[tuple[FrameReader, BlockEntry]]]) -> Windows:
         """Return a prefetcher that fetches columns of blocks approximately in order."""
@@ -389,12 +387,13 @@ class ArchiveReader:
                     for part in frame.files
                 }
                 self._opened[frame.frame_id, frame.generation] = FrameReader(self.storage, frame, indices)
-                while self._n_blocks() > _CACHED_BLOCKS and len(self._opened) > 1:
+                while (
+                    len(self._opened) > 1
+                    and sum(_FRAME_BLOCKS + len(opened.entries) for opened in self._opened.values())
+                    > _CACHED_BLOCKS
+                ):
                     self._opened.popitem(last=False)
             return self._opened[info.frame_id, info.generation]
-
-    def _n_blocks(self) -> int:
-        return sum(_FRAME_BLOCKS + len(opened.entries) for opened in self._opened.values())
 
     def _known(self, frame: FrameInfo) -> FrameReader | None:
         """Return a frame that is open already; its file may be another by now."""
