@@ -186,6 +186,8 @@ class FrameReader:
 
     Attributes
     ----------
+    entries, tensors, attached
+        All blocks in the frame's order; those of tensors, and the attachments.
     derived
         What a caller makes of the frame, to keep it as long as the frame is cached.
     """
@@ -201,6 +203,8 @@ class FrameReader:
         }
         self._ahead: dict[int, tuple[int, bytes]] = {}
         self.entries: tuple[BlockEntry, ...] = _united(indices, self._where)
+        self.tensors = tuple(entry for entry in self.entries if not entry.attachment)
+        self.attached = tuple(entry for entry in self.entries if entry.attachment)
         self._by_key = {(entry.key, entry.attachment): entry for entry in self.entries}
         if len(self._by_key) != len(self.entries):
             raise layout.damaged("two parts of the frame hold the same block", self._where)

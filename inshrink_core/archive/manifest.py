@@ -150,10 +150,6 @@ class _Document(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     next_generation: int
 
 
-def _is_ascending(values: tuple[int, ...]) -> bool:
-    return all(first < second for first, second in itertools.pairwise(values))
-
-
 def _parse_document(document: Any, header: layout.ManifestHeader) -> Manifest:
     n_fields = len(_Document.__struct_fields__)
     n_placed = n_fields + 2 * header.has_segments
@@ -169,7 +165,8 @@ def _parse_document(document: Any, header: layout.ManifestHeader) -> Manifest:
         n_files == sum(counts) and len(found.digests) == _DIGEST_NBYTES * n_files, "sizes or digests"
     )
     used, most = (*found.generations, *found.tombstones), layout.MAX_GENERATION + 1
-    layout.require(_is_ascending(found.generations) and _is_ascending(found.tombstones), "generations")
+    is_ascending = all([*column] == sorted({*column}) for column in (found.generations, found.tombstones))
+    layout.require(is_ascending, "generations")
     layout.require(
         len({*used}) == len(used) and max(used, default=0) < found.next_generation <= most, "generations"
     )

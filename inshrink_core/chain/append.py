@@ -285,15 +285,14 @@ class ChainWriter:
         nbytes = sum(row.nbytes for row in keyframe.tensors)
         self._keyframe_rate = _rate_of(nbytes, keyframe.raw_total, based=keyframe.base is not None)
         frame, where = archive.frame(self.parent), archive.where(self.parent)
-        for entry in frame.entries:
-            if entry.attachment and self._part == 0:
-                attachments[entry.key] = archive.attachment(self.parent, entry.key)
-            if entry.attachment or not self._owns(spec := spec_of(entry, where)):
-                continue
-            if _is_recalled(spec, entry.codec):
-                self._references[spec.key] = self._recalled(spec)
-            else:
-                self._references[spec.key] = archive.recalled(self.config, self.parent, spec)
+        for entry in frame.attached if self._part == 0 else ():
+            attachments[entry.key] = archive.attachment(self.parent, entry.key)
+        for entry in frame.tensors:
+            if self._owns(spec := spec_of(entry, where)):
+                is_recalled = _is_recalled(spec, entry.codec)
+                self._references[spec.key] = (
+                    self._recalled(spec) if is_recalled else archive.recalled(self.config, self.parent, spec)
+                )
 
     def _recalled(
         self,

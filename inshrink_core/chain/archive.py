@@ -87,13 +87,13 @@ class _OpenFrame:
         if BASE in meta and meta.get("rekeyed") != reader.info.frame_id:
             if reader.info.kind is not FrameKind.KEYFRAME:
                 raise damaged("a delta frame names a base model", where)
-            self.base = BaseRecord.of(meta[BASE], reader.entries, where)
+            self.base = BaseRecord.of(meta[BASE], reader.tensors, where)
 
     @cached_property
     def blocks(self) -> Checkpoint:
         """The blocks as tensors, without values or layout; each cell is a tensor here."""
-        specs = (spec_of(entry, self.where) for entry in self.reader.entries if not entry.attachment)
-        return Checkpoint(step=self.reader.info.step, specs=tuple(specs), source=_DESCRIBED)
+        specs = tuple(spec_of(entry, self.where) for entry in self.reader.tensors)
+        return Checkpoint(step=self.reader.info.step, specs=specs, source=_DESCRIBED)
 
     @cached_property
     def tensors(self) -> _Tensors:
@@ -591,8 +591,8 @@ class Archive(Mapping[int, Checkpoint]):
         links: list[tuple[FrameInfo, BlockEntry]] = []
         for link in reversed(self.reader.chain(info.frame_id)):
             if links and links[-1][1].codec == RENAMED:
-                place = _attachments_of(self.frame(links[-1][0])).index(links[-1][1])
-                there = _attachments_of(self.frame(link))
+                place = self.frame(links[-1][0]).attached.index(links[-1][1])
+                there = self.frame(link).attached
                 if place >= len(there):
                     break
                 key = there[place].key
@@ -604,10 +604,6 @@ class Archive(Mapping[int, Checkpoint]):
             except NotFoundError:
                 break
         return links, None
-
-
-def _attachments_of(frame: FrameReader) -> list[BlockEntry]:
-    return [entry for entry in frame.entries if entry.attachment]
 
 
 @dataclass(frozen=True)

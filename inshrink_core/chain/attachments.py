@@ -294,9 +294,8 @@ def holds_content(frame: FrameReader, checkpoint: Checkpoint) -> bool:
 
 def parts_of(frame: FrameReader) -> dict[str, int]:
     """Return the part of each tensor that the frame was made from, including tensors dropped since."""
-    return {key: part for part, keys in enumerate(dropped_of(frame)) for key in keys} | {
-        entry.key: entry.part for entry in frame.entries if not entry.attachment
-    }
+    dropped = {key: part for part, keys in enumerate(dropped_of(frame)) for key in keys}
+    return dropped | {entry.key: entry.part for entry in frame.tensors}
 
 
 def dropped_of(frame: FrameReader) -> list[list[str]]:

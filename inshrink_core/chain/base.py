@@ -69,15 +69,14 @@ class BaseRecord:
     step: int | None
 
     @classmethod
-    def of(cls, value: Mapping[str, Any], entries: Iterable[BlockEntry], where: str) -> BaseRecord:
-        """Return the record of a frame, parsed against the frame's blocks.
+    def of(cls, value: Mapping[str, Any], rows: Sequence[BlockEntry], where: str) -> BaseRecord:
+        """Return the record of a frame, parsed against the blocks of its tensors.
 
         Raises
         ------
         DamagedError
             The record does not match the blocks.
         """
-        rows = [entry for entry in entries if not entry.attachment]
         digests: bytes = value["tensors"]
         if len(digests) != _SHORT * len(rows):
             raise damaged("the frame's meta 'base' does not fit its tensors", where)
