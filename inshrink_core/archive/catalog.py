@@ -300,7 +300,14 @@ def _reconcile(
     scans = {path: _Scan(storage, path) for path in others.keys() - obsolete - ignored}
     scanned = [found for path in sorted(scans) for found in scans[path].frames]
     if manifest is None:
-        manifest = Manifest(archive_id=_commonest_archive(storage, scanned, problem))
+        if not scanned:
+            raise DamagedError(
+                f"no frame can be read and the manifest cannot be used: {problem}",
+                where=storage.name,
+                remedy="restore the archive from a backup",
+            ) from problem
+        ids = Counter(archive_id for _, archive_id in scanned)
+        manifest = Manifest(archive_id=ids.most_common(1)[0][0])
     places = {frame.generation: frame for frame in listed}
     unlisted: dict[int, FrameInfo] = {}
     parts: dict[int, list[FrameInfo]] = {}
@@ -381,19 +388,6 @@ def _join_parts(
 def _frame_generation(path: str) -> int:
     """Return the generation of a frame file; 0 for a segment."""
     return 0 if path.endswith(".segment") else layout.file_number(path)
-
-
-def _commonest_archive(
-    storage: Storage, scanned: list[tuple[FrameInfo, bytes]], problem: DamagedError | None
-) -> bytes:
-    """Return the archive id that most frames carry; used when the manifest is lost."""
-    if not scanned:
-        raise DamagedError(
-            f"no frame can be read and the manifest cannot be used: {problem}",
-            where=storage.name,
-            remedy="restore the archive from a backup",
-        ) from problem
-    return Counter(archive_id for _, archive_id in scanned).most_common(1)[0][0]
 
 
 def _settle_claims(frames: Iterable[FrameInfo]) -> tuple[tuple[FrameInfo, ...], tuple[FrameInfo, ...]]:

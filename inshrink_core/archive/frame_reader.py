@@ -68,10 +68,6 @@ class FrameFile(NamedTuple):
         header = self.span(0, layout.FRAME_HEADER_NBYTES)
         return header, self.span(self.nbytes - _END_NBYTES, _END_NBYTES)
 
-    def is_cached(self, offset: int, nbytes: int) -> bool:
-        """Return whether the bytes are in the block cache."""
-        return CACHE.has(self.digest, offset, nbytes)
-
     def read(self, offset: int, nbytes: int, *, ahead: bool = False) -> bytes:
         """Read exactly `nbytes` bytes; a frame that vanished or shrank raises an Inshrink error.
 
@@ -125,10 +121,12 @@ def read_envelope(file: FrameFile) -> tuple[layout.FrameHeader, layout.Trailer, 
         The frame is damaged or incomplete, or its version is not supported.
     """
     size = file.nbytes
-    if file.offset is None and not file.is_cached(max(0, size - _SUFFIX_NBYTES), min(_SUFFIX_NBYTES, size)):
+    last = max(0, size - _SUFFIX_NBYTES), min(_SUFFIX_NBYTES, size)
+    if file.offset is None and not CACHE.has(file.digest, *last):
         with _frame_errors(file.where):
             size = file.storage.size(file.path)
-    suffix = file.read(max(0, size - _SUFFIX_NBYTES), min(_SUFFIX_NBYTES, size))
+        last = max(0, size - _SUFFIX_NBYTES), min(_SUFFIX_NBYTES, size)
+    suffix = file.read(*last)
     try:
         start = file.read(0, min(layout.FRAME_HEADER_NBYTES, size))
         header = layout.FrameHeader.parse(start, file.where)
@@ -273,9 +271,11 @@ class FrameReader:
         """Return the entry of a tensor or attachment; None if the frame does not have it."""
         return self._by_key.get((key, attachment))
 
-    def span(self, entry: BlockEntry) -> Span | None:
-        """Return the span to prefetch for a block; None for a small block, which comes with the index."""
-        return None if entry.crc is None else self._files[entry.part].span(entry.offset, entry.nbytes)
+    def spans(self, key: str, attachment: bool = False) -> list[Span]:
+        """Return the span to prefetch for a block; none for a small block, which comes with the index."""
+        entry = self.find(key, attachment)
+        is_large = entry is not None and entry.crc is not None
+        return [self._files[entry.part].span(entry.offset, entry.nbytes)] if entry and is_large else []
 
     def read(self, entry: BlockEntry) -> bytes:
         """Return the payload of a block of this frame; consecutive neighbours share one read.

@@ -237,11 +237,6 @@ class _Document(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     places: tuple[layout.Count, ...] | msgspec.UnsetType | None = msgspec.UNSET
 
 
-def _parse_codecs(names: tuple[str, ...], numbers: tuple[int, ...]) -> tuple[str, ...]:
-    layout.require(all(number < len(names) for number in numbers), "codec numbers")
-    return tuple(names[number] for number in numbers)
-
-
 def _parse_attributes(
     widths: tuple[int, ...], columns: tuple[tuple[Any, ...], ...]
 ) -> tuple[tuple[Any, ...], ...]:
@@ -261,9 +256,11 @@ def _resolve(stored: _StoredColumns, parent: _Columns | None) -> _Columns:
             "inheritance in a frame without reference",
         )
         parent = (), (), ()
+    names, numbers = ((), ()) if stored.codecs is None else stored.codecs
+    layout.require(all(number < len(names) for number in numbers), "codec numbers")
     columns = (
         parent[0] if stored.keys is None else stored.keys,
-        parent[1] if stored.codecs is None else _parse_codecs(*stored.codecs),
+        parent[1] if stored.codecs is None else tuple(names[number] for number in numbers),
         parent[2] if stored.attributes is None else _parse_attributes(*stored.attributes),
     )
     layout.require(len({len(column) for column in columns}) == 1, "columns of unequal length")

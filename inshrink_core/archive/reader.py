@@ -17,12 +17,12 @@ from inshrink_core.archive.frame_reader import FrameFile, FrameReader, read_enve
 from inshrink_core.archive.index import INDEX_DICTIONARY, FrameIndex, parse_index
 from inshrink_core.archive.manifest import MANIFEST_NAME
 from inshrink_core.archive.packed import PackedStorage, is_packed
-from inshrink_core.archive.storage.blocks import MAX_PREFETCH_NBYTES, Span, Windows, fetch
+from inshrink_core.archive.storage.blocks import MAX_PREFETCH_NBYTES, Span, fetch
 from inshrink_core.archive.storage.contract import Storage, storage_errors
 from inshrink_core.archive.storage.registry import find_at, storage_at
 from inshrink_core.errors import DamagedError, InshrinkError, MissingFrameError, NotFoundError
 from inshrink_core.execution.files import NotRegularError
-from inshrink_core.frame import BlockEntry, FrameInfo, FrameKind, FramePart
+from inshrink_core.frame import FrameInfo, FrameKind, FramePart
 from inshrink_core.text import is_url
 
 _CACHED_BLOCKS: Final = 1 << 19
@@ -349,16 +349,12 @@ class ArchiveReader:
         # An index longer than the end of its frame is read on its own.
         fetch(self.storage, [span for file in files for span in file.ends])
 
-    def windows(self, columns: Mapping[str, Iterable[tuple[FrameReader, BlockEntry]]]) -> Windows:
-        """Return a prefetcher that fetches columns of blocks approximately in order."""
-        return Windows(self.storage, {name: _spans(blocks) for name, blocks in columns.items()})
-
-    def fetch_blocks(self, blocks: Iterable[tuple[FrameReader, BlockEntry]]) -> None:
+    def fetch_blocks(self, spans: Iterable[Span]) -> None:
         """Prefetch blocks from remote storage in one round trip; does nothing for local storage."""
         if self.is_far:
-            spans = _spans(blocks)
-            if sum(span.nbytes for span in spans) <= MAX_PREFETCH_NBYTES:
-                fetch(self.storage, spans)
+            wanted = list(spans)
+            if sum(span.nbytes for span in wanted) <= MAX_PREFETCH_NBYTES:
+                fetch(self.storage, wanted)
 
     def frame(self, frame_id: bytes) -> FrameReader:
         """Open a frame: read its header and index, and those of the frames it inherits from; cached.
@@ -427,11 +423,6 @@ class ArchiveReader:
         raw = decompress_document(document, trailer.raw_nbytes, file.where, INDEX_DICTIONARY)
         number = part.number if frame.n_parts > 1 else None
         return parse_index(raw, parent, trailer.offset, small, file.where, number)
-
-
-def _spans(blocks: Iterable[tuple[FrameReader, BlockEntry]]) -> list[Span]:
-    """Return the spans to prefetch for blocks; small blocks come with the index."""
-    return [span for frame, entry in blocks if (span := frame.span(entry)) is not None]
 
 
 def is_archive(path: str | os.PathLike[str]) -> bool:
