@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
@@ -300,7 +300,14 @@ def _reconcile(
     scans = {path: _Scan(storage, path) for path in others.keys() - obsolete - ignored}
     scanned = [found for path in sorted(scans) for found in scans[path].frames]
     if manifest is None:
-        manifest = Manifest(archive_id=_commonest_archive(storage, scanned, problem))
+        if not scanned:
+            raise DamagedError(
+                f"no frame can be read and the manifest cannot be used: {problem}",
+                where=storage.name,
+                remedy="restore the archive from a backup",
+            ) from problem
+        ids = Counter(archive_id for _, archive_id in scanned)
+        manifest = Manifest(archive_id=ids.most_common(1)[0][0])
     places = {frame.generation: frame for frame in listed}
     unlisted: dict[int, FrameInfo] = {}
     parts: dict[int, list[FrameInfo]] = {}
@@ -362,7 +369,10 @@ def _join_parts(
     """Add frames with all their parts to `unlisted`, and contradictions to `faults`; return the others."""
     pending: list[FrameInfo] = []
     for generation, rows in parts.items():
-        found = list(_same_frames(rows))
+        groups: dict[FrameInfo, list[FrameInfo]] = {}
+        for row in rows:
+            groups.setdefault(replace(row, files=()), []).append(row)
+        found = list(map(layout.joined, groups.values()))
         alone = len(found) == 1 and generation not in unlisted
         if alone and len(found[0].files) == found[0].n_parts:
             unlisted[generation] = found[0]
@@ -375,30 +385,9 @@ def _join_parts(
     return pending
 
 
-def _same_frames(parts: Iterable[FrameInfo]) -> Iterator[FrameInfo]:
-    """Yield the frames that parts of one generation belong to, each with its present parts."""
-    groups: dict[FrameInfo, list[FrameInfo]] = {}
-    for part in parts:
-        groups.setdefault(replace(part, files=()), []).append(part)
-    yield from map(layout.joined, groups.values())
-
-
 def _frame_generation(path: str) -> int:
     """Return the generation of a frame file; 0 for a segment."""
     return 0 if path.endswith(".segment") else layout.file_number(path)
-
-
-def _commonest_archive(
-    storage: Storage, scanned: list[tuple[FrameInfo, bytes]], problem: DamagedError | None
-) -> bytes:
-    """Return the archive id that most frames carry; used when the manifest is lost."""
-    if not scanned:
-        raise DamagedError(
-            f"no frame can be read and the manifest cannot be used: {problem}",
-            where=storage.name,
-            remedy="restore the archive from a backup",
-        ) from problem
-    return Counter(archive_id for _, archive_id in scanned).most_common(1)[0][0]
 
 
 def _settle_claims(frames: Iterable[FrameInfo]) -> tuple[tuple[FrameInfo, ...], tuple[FrameInfo, ...]]:

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple, Self
 from inshrink_core.archive import layout
 from inshrink_core.archive.document import unpack_value
 from inshrink_core.archive.index import FrameIndex
-from inshrink_core.archive.storage.blocks import CACHE, Span, fetch
+from inshrink_core.archive.storage.blocks import CACHE, Span
 from inshrink_core.archive.storage.contract import Storage, storage_errors
 from inshrink_core.errors import DamagedError, InshrinkError, MissingFrameError, NotFoundError
 from inshrink_core.frame import BlockEntry, FrameInfo, FramePart
@@ -68,25 +68,22 @@ class FrameFile(NamedTuple):
         header = self.span(0, layout.FRAME_HEADER_NBYTES)
         return header, self.span(self.nbytes - _END_NBYTES, _END_NBYTES)
 
-    def is_cached(self, offset: int, nbytes: int) -> bool:
-        """Return whether the bytes are in the block cache."""
-        return CACHE.has(self.digest, offset, nbytes)
+    def read(self, offset: int, nbytes: int, *, ahead: bool = False) -> bytes:
+        """Read exactly `nbytes` bytes; a frame that vanished or shrank raises an Inshrink error.
 
-    def suffix(self, nbytes: int) -> tuple[bytes, int]:
-        """Return the last bytes and the length of the frame, which for a file comes from the storage."""
-        size = self.nbytes
-        if self.offset is None and not self.is_cached(size - min(nbytes, size), min(nbytes, size)):
-            with _frame_errors(self.where):
-                size = self.storage.size(self.path)
-        return self.read(size - min(nbytes, size), min(nbytes, size)), size
-
-    def read(self, offset: int, nbytes: int) -> bytes:
-        """Read exactly `nbytes` bytes; a frame that vanished or shrank raises an Inshrink error."""
+        With `ahead`, return the following bytes too if these few are not in the block cache.
+        """
         cached = CACHE.get(self.digest, offset, nbytes)
         if cached is not None:
             return cached
+        begin = (self.offset or 0) + offset
+        if ahead and nbytes < _AHEAD_NBYTES:
+            with contextlib.suppress(OSError):  # the error may concern bytes behind the block only
+                content = self.storage.read(self.path, begin, min(_AHEAD_NBYTES, self.nbytes - offset))
+                if len(content) >= nbytes:
+                    return content
         with _frame_errors(self.where):
-            content = self.storage.read(self.path, (self.offset or 0) + offset, nbytes)
+            content = self.storage.read(self.path, begin, nbytes)
         if len(content) != nbytes:
             raise layout.damaged(
                 f"the frame ends early, at offset {offset + len(content)}",
@@ -108,11 +105,6 @@ def _frame_errors(where: str) -> Iterator[None]:
             ) from error
 
 
-def fetch_ends(storage: Storage, parts: Iterable[FramePart]) -> None:
-    """Prefetch what opening frames reads; an index longer than the end of its frame is read on its own."""
-    fetch(storage, [span for part in parts for span in FrameFile.of(storage, part).ends])
-
-
 def read_envelope(file: FrameFile) -> tuple[layout.FrameHeader, layout.Trailer, bytes, bytes]:
     """Read and check everything around the blocks of a frame, in two or three small reads.
 
@@ -128,7 +120,13 @@ def read_envelope(file: FrameFile) -> tuple[layout.FrameHeader, layout.Trailer, 
     DamagedError, IncompatibleError
         The frame is damaged or incomplete, or its version is not supported.
     """
-    suffix, size = file.suffix(_SUFFIX_NBYTES)
+    size = file.nbytes
+    last = max(0, size - _SUFFIX_NBYTES), min(_SUFFIX_NBYTES, size)
+    if file.offset is None and not CACHE.has(file.digest, *last):
+        with _frame_errors(file.where):
+            size = file.storage.size(file.path)
+        last = max(0, size - _SUFFIX_NBYTES), min(_SUFFIX_NBYTES, size)
+    suffix = file.read(*last)
     try:
         start = file.read(0, min(layout.FRAME_HEADER_NBYTES, size))
         header = layout.FrameHeader.parse(start, file.where)
@@ -186,6 +184,8 @@ class FrameReader:
 
     Attributes
     ----------
+    entries, tensors, attached
+        All blocks in the frame's order; those of tensors, and the attachments.
     derived
         What a caller makes of the frame, to keep it as long as the frame is cached.
     """
@@ -194,10 +194,15 @@ class FrameReader:
         self.info, self.indices = info, indices
         self.derived: Any = None
         self._where = f"{storage.name}, frame {info.path} (step {info.step})"
-        self._parts = {
-            part.number: _PartReader(storage, part, indices[part.number], info.step) for part in info.files
+        self._files = {part.number: FrameFile.of(storage, part) for part in info.files}
+        self._small_at = {
+            number: min((entry.offset for entry in index.entries if entry.crc is None), default=0)
+            for number, index in indices.items()
         }
-        self.entries: tuple[BlockEntry, ...] = _united(self._parts, self._where)
+        self._ahead: dict[int, tuple[int, bytes]] = {}
+        self.entries: tuple[BlockEntry, ...] = _united(indices, self._where)
+        self.tensors = tuple(entry for entry in self.entries if not entry.attachment)
+        self.attached = tuple(entry for entry in self.entries if entry.attachment)
         self._by_key = {(entry.key, entry.attachment): entry for entry in self.entries}
         if len(self._by_key) != len(self.entries):
             raise layout.damaged("two parts of the frame hold the same block", self._where)
@@ -209,24 +214,24 @@ class FrameReader:
         For a frame in several parts, the metadata that all parts share, and their merged encoder state.
         """
         apart = self.apart
-        meta = {key: value for key, value in self.meta_of(min(self._parts)).items() if key not in apart}
+        meta = {key: value for key, value in self.meta_of(min(self.indices)).items() if key not in apart}
         if _MEMORY in apart:
-            meta[_MEMORY] = joined_memory(self.meta_of(part).get(_MEMORY) for part in sorted(self._parts))
+            meta[_MEMORY] = joined_memory(self.meta_of(part).get(_MEMORY) for part in sorted(self.indices))
         return meta
 
     @property
     def apart(self) -> frozenset[str]:
         """The keys of metadata that differ between parts; empty for a single part."""
-        return frozenset().union(*map(self.differing_meta_of, self._parts))
+        return frozenset().union(*map(self.differing_meta_of, self.indices))
 
     def meta_of(self, part: int) -> dict[str, Any]:
         """Return a fresh copy of the metadata committed with a part."""
-        meta = self._parts[part].index.meta
+        meta = self.indices[part].meta
         return {key: unpack_value(value, self._where, lists=True) for key, value in meta.items()}
 
     def differing_meta_of(self, part: int) -> frozenset[str]:
         """Return the keys of metadata in which a part differs from the first."""
-        first, other = (self._parts[number].index.meta for number in (min(self._parts), part))
+        first, other = (self.indices[number].meta for number in (min(self.indices), part))
         return frozenset(key for key in first.keys() | other.keys() if first.get(key) != other.get(key))
 
     def contradictions(self, part: int) -> frozenset[str]:
@@ -236,7 +241,7 @@ class FrameReader:
         """
         apart = self.differing_meta_of(part) - {_CONTENT}
         if _MEMORY in apart:
-            first, other = (self.meta_of(number).get(_MEMORY) for number in (min(self._parts), part))
+            first, other = (self.meta_of(number).get(_MEMORY) for number in (min(self.indices), part))
             apart -= {_MEMORY} if joined_memory([first, other]) == joined_memory([other, first]) else set()
         return apart
 
@@ -266,9 +271,11 @@ class FrameReader:
         """Return the entry of a tensor or attachment; None if the frame does not have it."""
         return self._by_key.get((key, attachment))
 
-    def span(self, entry: BlockEntry) -> Span | None:
-        """Return the span to prefetch for a block; None for a small block, which comes with the index."""
-        return None if entry.crc is None else self._parts[entry.part].file.span(entry.offset, entry.nbytes)
+    def spans(self, key: str, attachment: bool = False) -> list[Span]:
+        """Return the span to prefetch for a block; none for a small block, which comes with the index."""
+        entry = self.find(key, attachment)
+        is_large = entry is not None and entry.crc is not None
+        return [self._files[entry.part].span(entry.offset, entry.nbytes)] if entry and is_large else []
 
     def read(self, entry: BlockEntry) -> bytes:
         """Return the payload of a block of this frame; consecutive neighbours share one read.
@@ -280,19 +287,42 @@ class FrameReader:
         MissingFrameError
             The frame was removed meanwhile.
         """
-        return self._parts[entry.part].read(entry)
+        if entry.crc is None:
+            begin = entry.offset - self._small_at[entry.part]
+            return self.indices[entry.part].small[begin : begin + entry.nbytes]
+        file = self._files[entry.part]
+        start, content = self._ahead.get(entry.part, (-layout.LARGE_ALIGNMENT, b""))
+        begin = entry.offset - start
+        if begin < 0 or begin + entry.nbytes > len(content):
+            follows = 0 <= begin < len(content) + layout.LARGE_ALIGNMENT
+            content, begin = file.read(entry.offset, entry.nbytes, ahead=follows), 0
+        end = begin + entry.nbytes
+        left = content if end < len(content) else b""
+        self._ahead[entry.part] = (entry.offset - begin if left else entry.offset + entry.nbytes), left
+        payload = content[begin:end]
+        crc = layout.crc32c(payload)
+        if crc != entry.crc:
+            CACHE.drop(file.digest)
+            raise DamagedError(
+                f"the checksum of block '{entry.key}' at offset {entry.offset} does not match",
+                where=f"{file.storage.name}, frame {file.path} (step {self.info.step})",
+                expected=f"{entry.crc:#010x}",
+                found=f"{crc:#010x}",
+                remedy="restore the frame from a backup; `inshrink verify` lists every damaged block",
+            )
+        return payload
 
 
-def _united(parts: Mapping[int, _PartReader], where: str) -> tuple[BlockEntry, ...]:
+def _united(indices: Mapping[int, FrameIndex], where: str) -> tuple[BlockEntry, ...]:
     """Return the blocks of all present parts: the tensors in frame order, then the attachments."""
-    if len(parts) == 1:
-        return next(iter(parts.values())).index.entries
+    if len(indices) == 1:
+        return next(iter(indices.values())).entries
     tensors: dict[int, BlockEntry] = {}
-    entries = [entry for part in parts.values() for entry in part.index.entries]
+    entries = [entry for index in indices.values() for entry in index.entries]
     attached = [entry for entry in entries if entry.attachment]
-    for part in parts.values():
-        rows = [entry for entry in part.index.entries if not entry.attachment]
-        tensors.update(zip(part.index.places or (), rows, strict=True))
+    for index in indices.values():
+        rows = [entry for entry in index.entries if not entry.attachment]
+        tensors.update(zip(index.places or (), rows, strict=True))
     if len(entries) - len(attached) != len(tensors):
         raise layout.damaged("two parts of the frame hold a tensor in the same place", where)
     if max(tensors, default=-1) >= len(tensors):
@@ -300,52 +330,3 @@ def _united(parts: Mapping[int, _PartReader], where: str) -> tuple[BlockEntry, .
     if any(entry.part for entry in attached):
         raise layout.damaged("a part that is not the first holds attachments", where)
     return (*(tensors[place] for place in sorted(tensors)), *attached)
-
-
-class _PartReader:
-    """The blocks of one frame file or part."""
-
-    def __init__(self, storage: Storage, part: FramePart, index: FrameIndex, step: int) -> None:
-        self.index, self.file = index, FrameFile.of(storage, part)
-        self._ahead = (-layout.LARGE_ALIGNMENT, b"")
-        self._small_at = min((e.offset for e in index.entries if e.crc is None), default=0)
-        self._where = f"{storage.name}, frame {part.path} (step {step})"
-
-    def read(self, entry: BlockEntry) -> bytes:
-        """Return the payload of a block."""
-        if entry.crc is None:
-            begin = entry.offset - self._small_at
-            return self.index.small[begin : begin + entry.nbytes]
-        start, content = self._ahead
-        begin = entry.offset - start
-        if begin < 0 or begin + entry.nbytes > len(content):
-            content = self._fetched(entry, ahead=0 <= begin < len(content) + layout.LARGE_ALIGNMENT)
-            begin = 0
-        end = begin + entry.nbytes
-        left = content if end < len(content) else b""
-        self._ahead = (entry.offset - begin if left else entry.offset + entry.nbytes, left)
-        return self._checked(entry, content[begin:end])
-
-    def _fetched(self, entry: BlockEntry, *, ahead: bool) -> bytes:
-        """Read a block; with `ahead`, read the following bytes with it."""
-        if ahead and entry.nbytes < _AHEAD_NBYTES and not self.file.is_cached(entry.offset, entry.nbytes):
-            nbytes = min(_AHEAD_NBYTES, self.file.nbytes - entry.offset)
-            with contextlib.suppress(OSError):  # the error may concern bytes behind the block only
-                begin = (self.file.offset or 0) + entry.offset
-                content = self.file.storage.read(self.file.path, begin, nbytes)
-                if len(content) >= entry.nbytes:
-                    return content
-        return self.file.read(entry.offset, entry.nbytes)
-
-    def _checked(self, entry: BlockEntry, payload: bytes) -> bytes:
-        crc = layout.crc32c(payload)
-        if crc != entry.crc:
-            CACHE.drop(self.file.digest)
-            raise DamagedError(
-                f"the checksum of block '{entry.key}' at offset {entry.offset} does not match",
-                where=self._where,
-                expected=f"{entry.crc:#010x}",
-                found=f"{crc:#010x}",
-                remedy="restore the frame from a backup; `inshrink verify` lists every damaged block",
-            )
-        return payload

@@ -20,37 +20,25 @@ class _FrameFile:
     """One file of a frame being written: the whole frame or a part."""
 
     def __init__(self, file: Creation, header: layout.FrameHeader, parent: FrameIndex | None) -> None:
-        self.file = file
+        self.file, self.index = file, IndexBuilder()
         self._header, self._parent = header, parent
-        self._index = IndexBuilder()
         self._digest = hashlib.sha256()
 
-    def begin(self) -> None:
-        self._write(self._header.pack())
-
-    def add(
-        self, block: tuple[str, str, tuple[Any, ...]], content: bytes | memoryview, place: int | None
-    ) -> None:
-        """Append a tensor; without a place, an attachment."""
-        padding = self._index.add(block, content, place)
-        if padding is not None:
-            self._write(bytes(padding))
-            self._write(content)
+    def write(self, content: bytes | memoryview) -> None:
+        """Append bytes."""
+        self.file.write(content)
+        self._digest.update(content)
 
     def finish(self, meta: Mapping[str, Any]) -> FrameInfo:
         """Write the small blocks, the index and the trailer."""
-        raw = pack_index(self._index.finish(meta, several=self._header.frame.n_parts > 1), self._parent)
+        raw = pack_index(self.index.finish(meta, several=self._header.frame.n_parts > 1), self._parent)
         document = compress_document(raw, INDEX_DICTIONARY)
-        tail = bytes(self._index.small) + document
-        file_nbytes = self._index.end + len(tail) + layout.TRAILER_NBYTES
-        trailer = layout.Trailer(self._index.end, file_nbytes, len(document), len(raw))
-        self._write(tail)
-        self._write(trailer.pack(layout.FRAME, self._header.pack(), tail))
+        tail = bytes(self.index.small) + document
+        file_nbytes = self.index.end + len(tail) + layout.TRAILER_NBYTES
+        trailer = layout.Trailer(self.index.end, file_nbytes, len(document), len(raw))
+        self.write(tail)
+        self.write(trailer.pack(layout.FRAME, self._header.pack(), tail))
         return self._header.listed(file_nbytes, self._digest.digest())
-
-    def _write(self, content: bytes | memoryview) -> None:
-        self.file.write(content)
-        self._digest.update(content)
 
 
 class FrameWriter(AbstractContextManager["FrameWriter", None]):
@@ -99,7 +87,7 @@ class FrameWriter(AbstractContextManager["FrameWriter", None]):
             for header in headers:
                 created = (create or storage.create)(header.path)
                 self._files.append(_FrameFile(created, header, parents.get(header.part)))
-                self._files[-1].begin()
+                self._files[-1].write(header.pack())
 
     def add(
         self,
@@ -163,7 +151,10 @@ class FrameWriter(AbstractContextManager["FrameWriter", None]):
             content = content.cast("B") if content.nbytes else b""  # an empty view cannot be cast
         with self._aborting("the frame cannot be written", self.where):
             file = self._files[0 if attachment else self._route(key)]
-            file.add((key, codec, attributes), content, None if attachment else place)
+            padding = file.index.add((key, codec, attributes), content, None if attachment else place)
+            if padding is not None:
+                file.write(bytes(padding))
+                file.write(content)
         self._seen.add((key, attachment))
         if not attachment:
             self._next = place + 1

@@ -12,7 +12,7 @@ import hashlib
 import operator
 import struct
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -216,16 +216,12 @@ def pack_index(index: FrameIndex, parent: FrameIndex | None) -> bytes:
     )
 
 
-_Count = Annotated[int, msgspec.Meta(ge=0, le=layout.MAX_STEP)]
-"""Lengths are limited only by the field's width: Python integers do not overflow when summed."""
-
-
 class _StoredColumns(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     """The stored blocks of one sort; None marks a column inherited from the parent."""
 
     keys: tuple[str, ...] | None
-    codecs: tuple[tuple[str, ...], tuple[_Count, ...]] | None
-    attributes: tuple[tuple[_Count, ...], tuple[tuple[Any, ...], ...]] | None
+    codecs: tuple[tuple[str, ...], tuple[layout.Count, ...]] | None
+    attributes: tuple[tuple[layout.Count, ...], tuple[tuple[Any, ...], ...]] | None
 
 
 class _Document(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
@@ -233,28 +229,18 @@ class _Document(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
     tensors: _StoredColumns
     attachments: _StoredColumns
-    runs: tuple[_Count, ...]
-    lengths: tuple[_Count, ...]
+    runs: tuple[layout.Count, ...]
+    lengths: tuple[layout.Count, ...]
     crcs: bytes
     changed: dict[str, bytes]
     removed: tuple[str, ...]
-    places: tuple[_Count, ...] | msgspec.UnsetType | None = msgspec.UNSET
-
-
-def _require(condition: bool, what: str) -> None:
-    if not condition:
-        raise ValueError(what)
-
-
-def _parse_codecs(names: tuple[str, ...], numbers: tuple[int, ...]) -> tuple[str, ...]:
-    _require(all(number < len(names) for number in numbers), "codec numbers")
-    return tuple(names[number] for number in numbers)
+    places: tuple[layout.Count, ...] | msgspec.UnsetType | None = msgspec.UNSET
 
 
 def _parse_attributes(
     widths: tuple[int, ...], columns: tuple[tuple[Any, ...], ...]
 ) -> tuple[tuple[Any, ...], ...]:
-    _require(max(widths, default=0) == len(columns) <= MAX_ATTRIBUTES, "attribute widths")
+    layout.require(max(widths, default=0) == len(columns) <= MAX_ATTRIBUTES, "attribute widths")
     rows: list[list[Any]] = [[] for _ in widths]
     for j, column in enumerate(columns):
         members = [row for row, width in zip(rows, widths, strict=True) if width > j]
@@ -265,18 +251,20 @@ def _parse_attributes(
 
 def _resolve(stored: _StoredColumns, parent: _Columns | None) -> _Columns:
     if parent is None:
-        _require(
+        layout.require(
             None not in (stored.keys, stored.codecs, stored.attributes),
             "inheritance in a frame without reference",
         )
         parent = (), (), ()
+    names, numbers = ((), ()) if stored.codecs is None else stored.codecs
+    layout.require(all(number < len(names) for number in numbers), "codec numbers")
     columns = (
         parent[0] if stored.keys is None else stored.keys,
-        parent[1] if stored.codecs is None else _parse_codecs(*stored.codecs),
+        parent[1] if stored.codecs is None else tuple(names[number] for number in numbers),
         parent[2] if stored.attributes is None else _parse_attributes(*stored.attributes),
     )
-    _require(len({len(column) for column in columns}) == 1, "columns of unequal length")
-    _require(len(set(columns[0])) == len(columns[0]), "a block key appears twice")
+    layout.require(len({len(column) for column in columns}) == 1, "columns of unequal length")
+    layout.require(len(set(columns[0])) == len(columns[0]), "a block key appears twice")
     return columns
 
 
@@ -307,18 +295,18 @@ def parse_index(
     """
     document = unpack_value(raw, where, lists=False)
     try:
-        stored = msgspec.convert(document, _Document, builtin_types=(bytes,))
-        _require((stored.places is msgspec.UNSET) == (part is None), "places of tensors")
+        stored = layout.converted(document, _Document)
+        layout.require((stored.places is msgspec.UNSET) == (part is None), "places of tensors")
         meta = dict(parent.meta) if parent else {}
         for key in stored.removed:
-            _require(meta.pop(key, None) is not None and key not in stored.changed, "removed meta keys")
+            layout.require(meta.pop(key, None) is not None and key not in stored.changed, "removed meta keys")
         inherited = (None, None) if parent is None else _columns(parent)
         sorts = list(map(_resolve, (stored.tensors, stored.attachments), inherited))
         places = None if stored.places is msgspec.UNSET else stored.places
         if part is not None:
             places = parent.places if parent and places is None else places
             sound = places is not None and all(map(operator.lt, places, places[1:]))
-            _require(sound and len(places or ()) == len(sorts[0][0]), "places of tensors")
+            layout.require(sound and len(places or ()) == len(sorts[0][0]), "places of tensors")
         entries = _parse_blocks(stored, sorts, end, len(small), part or 0)
     except (ValueError, msgspec.ValidationError) as error:
         raise layout.damaged(f"the frame's index is malformed: {error}", where) from error
@@ -330,9 +318,9 @@ def _parse_blocks(
 ) -> tuple[BlockEntry, ...]:
     """Return the blocks in frame order; each is placed after those before it."""
     for sort, name in enumerate(("tensors", "attachments")):
-        _require(sum(stored.runs[sort::2]) == len(sorts[sort][0]), f"runs of {name}")
-    _require(len(stored.lengths) == sum(stored.runs), "number of blocks")
-    _require(len(stored.crcs) % 4 == 0, "block checksums")
+        layout.require(sum(stored.runs[sort::2]) == len(sorts[sort][0]), f"runs of {name}")
+    layout.require(len(stored.lengths) == sum(stored.runs), "number of blocks")
+    layout.require(len(stored.crcs) % 4 == 0, "block checksums")
     crcs = [crc for (crc,) in struct.iter_unpack("<I", stored.crcs)]
     rows = [zip(*columns, strict=True) for columns in sorts]
     of_runs = [run % 2 for run, count in enumerate(stored.runs) for _ in range(count)]
@@ -342,18 +330,18 @@ def _parse_blocks(
         nbytes, back, crc = value >> 1, 0, None
         if value & 1:
             back = nbytes
-            _require(0 < back <= len(entries), "a block that is another's")
+            layout.require(0 < back <= len(entries), "a block that is another's")
             first = entries[-back]
-            _require(first.crc is None and not first.back, "a block that is another's")
+            layout.require(first.crc is None and not first.back, "a block that is another's")
             offset, nbytes = first.offset, first.nbytes
         elif layout.is_small(nbytes, small_end - end):
             offset, small_end = small_end, small_end + nbytes
         else:
-            _require(n_large < len(crcs), "number of checksums")
+            layout.require(n_large < len(crcs), "number of checksums")
             offset, crc = layout.align(large_end, nbytes), crcs[n_large]
             large_end, n_large = offset + nbytes, n_large + 1
         entries.append(BlockEntry(*next(rows[sort]), bool(sort), offset, nbytes, crc, back, part))
-    _require(n_large == len(crcs), "number of checksums")
-    _require(large_end == end, "the large blocks do not end at the small ones")
-    _require(small_end - end == n_small, "small blocks do not fill their space")
+    layout.require(n_large == len(crcs), "number of checksums")
+    layout.require(large_end == end, "the large blocks do not end at the small ones")
+    layout.require(small_end - end == n_small, "small blocks do not fill their space")
     return tuple(entries)

@@ -12,9 +12,10 @@ import struct
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 import google_crc32c
+import msgspec
 
 from inshrink_core.errors import DamagedError, IncompatibleError
 from inshrink_core.frame import FrameInfo, FrameKind, FramePart
@@ -66,6 +67,9 @@ MAX_DOCUMENT_NBYTES: Final = 64 << 20
 """Largest uncompressed index or manifest: about a million blocks in a frame, or frames in an archive."""
 
 MAX_STEP: Final = (1 << 63) - 1
+Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_STEP)]
+"""Lengths are limited only by the field's width: Python integers do not overflow when summed."""
+
 MAX_BRANCH: Final = (1 << 32) - 1
 MAX_GENERATION: Final = (1 << 63) - 1
 """One bit below the field's width, so that the next generation always fits."""
@@ -194,6 +198,23 @@ def derive_frame_id(
     """
     identity = struct.pack("<16s16sqIQ", archive_id, parent_id or NO_ID, step, branch, generation)
     return hashlib.sha256(identity + salt).digest()[:ID_NBYTES]
+
+
+def converted(value: Any, kind: Any) -> Any:
+    """Return an unpacked value as a type.
+
+    Raises
+    ------
+    ValidationError
+        The value does not have the type.
+    """
+    return msgspec.convert(value, kind, builtin_types=(bytes,))
+
+
+def require(condition: bool, what: str) -> None:
+    """Raise ValueError unless a condition holds."""
+    if not condition:
+        raise ValueError(what)
 
 
 def damaged(what: str, where: str, **found: str) -> DamagedError:
@@ -345,11 +366,6 @@ class Trailer(NamedTuple):
     nbytes: int
     raw_nbytes: int
 
-    @property
-    def end_of_shortest(self) -> int:
-        """Where the file would end if no bytes preceded the document."""
-        return self.offset + self.nbytes + TRAILER_NBYTES
-
     def pack(self, kind: FileKind, header: bytes, document: bytes) -> bytes:
         """Return the 32 bytes; the checksum covers header, `document` and these fields."""
         return sealed(_TRAILER_FIELDS.pack(*self), header, document) + kind.magic
@@ -369,7 +385,7 @@ class Trailer(NamedTuple):
         if (
             trailer.file_nbytes != file_nbytes
             or trailer.offset < kind.header_nbytes
-            or not 0 <= file_nbytes - trailer.end_of_shortest <= kind.max_before
+            or not 0 <= file_nbytes - trailer.offset - trailer.nbytes - TRAILER_NBYTES <= kind.max_before
             or trailer.raw_nbytes > MAX_DOCUMENT_NBYTES
         ):
             raise damaged(

@@ -137,7 +137,7 @@ class Rewrite(AbstractContextManager["Rewrite", None]):
     def _parts_of(self, old: FrameInfo) -> tuple[dict[str, int], list[dict[str, Any]]]:
         """Return the part number of each tensor of a frame, and the additional metadata of each part."""
         before = self._writer.reader.frame(old.frame_id)
-        return {entry.key: entry.part for entry in before.entries if not entry.attachment}, [
+        return {entry.key: entry.part for entry in before.tensors}, [
             {key: value for key, value in before.meta_of(number).items() if key in before.apart}
             for number in range(old.n_parts)
         ]

@@ -130,7 +130,6 @@ def _derive(archive_id: bytes, frame: FrameInfo) -> bytes:
     return layout.derive_frame_id(archive_id, frame.parent_id, frame.step, frame.branch, frame.generation)
 
 
-_Count = Annotated[int, msgspec.Meta(ge=0, le=layout.MAX_STEP)]
 _Generation = Annotated[int, msgspec.Meta(ge=1, le=layout.MAX_GENERATION)]
 _Parts = Annotated[int, msgspec.Meta(ge=1, le=layout.MAX_PARTS)]
 _Id = Annotated[bytes, msgspec.Meta(min_length=layout.ID_NBYTES, max_length=layout.ID_NBYTES)]
@@ -140,53 +139,47 @@ class _Document(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     """The fields of every manifest. Two more place frames in segments, another counts parts of frames."""
 
     ids: tuple[_Id | None, ...]
-    parents: tuple[_Id | _Count | None, ...]
-    steps: tuple[_Count, ...]
+    parents: tuple[_Id | layout.Count | None, ...]
+    steps: tuple[layout.Count, ...]
     kinds: tuple[Literal[0, 1], ...]
     branches: tuple[Annotated[int, msgspec.Meta(ge=0, le=layout.MAX_BRANCH)], ...]
     generations: tuple[_Generation, ...]
-    sizes: tuple[_Count, ...]
+    sizes: tuple[layout.Count, ...]
     digests: bytes
     tombstones: tuple[_Generation, ...]
     next_generation: int
 
 
-def _convert(value: Any, kind: Any) -> Any:
-    return msgspec.convert(value, kind, builtin_types=(bytes,))
-
-
-def _require(condition: bool, what: str) -> None:
-    if not condition:
-        raise ValueError(what)
-
-
-def _is_ascending(values: tuple[int, ...]) -> bool:
-    return all(first < second for first, second in itertools.pairwise(values))
-
-
 def _parse_document(document: Any, header: layout.ManifestHeader) -> Manifest:
     n_fields = len(_Document.__struct_fields__)
     n_placed = n_fields + 2 * header.has_segments
-    _require(isinstance(document, tuple) and len(document) == n_placed + header.has_parts, "number of fields")
-    found = _convert(document[:n_fields], _Document)
-    counts = _convert(document[-1], tuple[_Parts, ...]) if header.has_parts else (1,) * len(found.ids)
+    layout.require(
+        isinstance(document, tuple) and len(document) == n_placed + header.has_parts, "number of fields"
+    )
+    found = layout.converted(document[:n_fields], _Document)
+    counts = layout.converted(document[-1], tuple[_Parts, ...]) if header.has_parts else (1,) * len(found.ids)
     columns = found.ids, found.parents, found.steps, found.kinds, found.branches, found.generations, counts
-    _require(len({*map(len, columns)}) == 1, "columns of unequal length")
+    layout.require(len({*map(len, columns)}) == 1, "columns of unequal length")
     n_files = len(found.sizes)
-    _require(n_files == sum(counts) and len(found.digests) == _DIGEST_NBYTES * n_files, "sizes or digests")
+    layout.require(
+        n_files == sum(counts) and len(found.digests) == _DIGEST_NBYTES * n_files, "sizes or digests"
+    )
     used, most = (*found.generations, *found.tombstones), layout.MAX_GENERATION + 1
-    _require(_is_ascending(found.generations) and _is_ascending(found.tombstones), "generations")
-    _require(
+    is_ascending = all([*column] == sorted({*column}) for column in (found.generations, found.tombstones))
+    layout.require(is_ascending, "generations")
+    layout.require(
         len({*used}) == len(used) and max(used, default=0) < found.next_generation <= most, "generations"
     )
-    _require(layout.NO_ID not in (*found.ids, *found.parents), "frame ids")
+    layout.require(layout.NO_ID not in (*found.ids, *found.parents), "frame ids")
     places = _parse_places(document[n_fields:n_placed], found, counts)
     digests = (found.digests[at : at + _DIGEST_NBYTES] for at in range(0, len(found.digests), _DIGEST_NBYTES))
     files = zip(found.sizes, digests, places, strict=True)
     frames: list[FrameInfo] = []
     rows = zip(*columns, strict=True)
     for row, (frame_id, parent, step, kind, branch, generation, n_parts) in enumerate(rows):
-        _require(not isinstance(parent, int) or parent < row, "parents")  # parents precede their children
+        layout.require(
+            not isinstance(parent, int) or parent < row, "parents"
+        )  # parents precede their children
         parent_id = frames[parent].frame_id if isinstance(parent, int) else parent
         frame_kind = FrameKind.DELTA if kind else FrameKind.KEYFRAME
         frame = FrameInfo(frame_id or b"", parent_id, step, frame_kind, branch, generation, n_parts, ())
@@ -210,7 +203,7 @@ def _parse_places(
     if not columns:
         yield from itertools.repeat(("", None), len(found.sizes))
         return
-    segments, gaps = _convert(columns, tuple[tuple[_Count, ...], tuple[_Count, ...]])
+    segments, gaps = layout.converted(columns, tuple[tuple[layout.Count, ...], tuple[layout.Count, ...]])
     frames = [each for each in zip(found.generations, counts, strict=True) for _ in range(each[1])]
     ends: dict[int, int] = {}
     for segment, gap, nbytes, (generation, n_parts) in zip(segments, gaps, found.sizes, frames, strict=True):
@@ -219,6 +212,6 @@ def _parse_places(
             continue
         begin = ends.get(segment, 0) + gap
         end = ends[segment] = begin + nbytes
-        _require(nbytes <= layout.SMALL_FRAME_NBYTES and end <= layout.MAX_SEGMENT_NBYTES, "offsets")
-        _require(n_parts == 1 and generation <= segment < found.next_generation, "segments")
+        layout.require(nbytes <= layout.SMALL_FRAME_NBYTES and end <= layout.MAX_SEGMENT_NBYTES, "offsets")
+        layout.require(n_parts == 1 and generation <= segment < found.next_generation, "segments")
         yield layout.segment_path(segment), begin

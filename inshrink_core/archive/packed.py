@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -21,8 +21,6 @@ _HEADER_FIELDS: Final = struct.Struct("<8sHH")
 
 PACK_HEADER_NBYTES: Final = _HEADER_FIELDS.size + 4
 PACKED: Final = layout.FileKind("packed archive", b"INSQ", PACK_HEADER_NBYTES)
-
-_Count = Annotated[int, msgspec.Meta(ge=0, le=layout.MAX_STEP)]
 
 _SUFFIX_NBYTES: Final = 64 << 10
 """First read at the end: trailer, directory and a manifest of some hundred frames, in one request."""
@@ -67,7 +65,11 @@ class PackedStorage(Storage):
         for content in (header, self._suffix):
             if isinstance(content, Exception):
                 raise content
-            parse_header(header, self.name)
+            version, flags = layout.unpack_header(_HEADER_FIELDS, PACK_MAGIC, PACKED.name, header, self.name)
+            layout.check_version(version, self.name, "packed")
+            if flags:
+                what = "a field of the packed archive's header is out of range"
+                raise DamagedError(what, where=self.name)
         tail = self._suffix[-layout.TRAILER_NBYTES :]
         trailer = layout.Trailer.parse(PACKED, tail, file.nbytes, self.name)
         directory = self._range(trailer.offset, trailer.nbytes)
@@ -149,22 +151,6 @@ def pack_header() -> bytes:
     return layout.sealed(_HEADER_FIELDS.pack(PACK_MAGIC, layout.FORMAT_VERSION, 0))
 
 
-def parse_header(data: bytes, where: str) -> None:
-    """Check the first 16 bytes of the file, or fewer if it is shorter.
-
-    Raises
-    ------
-    DamagedError
-        The data are too short or not a packed archive, the checksum is wrong, or a field is out of range.
-    IncompatibleError
-        The file has a newer version.
-    """
-    version, flags = layout.unpack_header(_HEADER_FIELDS, PACK_MAGIC, PACKED.name, data, where)
-    layout.check_version(version, where, "packed")
-    if flags:
-        raise DamagedError("a field of the packed archive's header is out of range", where=where)
-
-
 def pack_directory(files: tuple[PackedFile, ...], offset: int) -> bytes:
     """Return the directory and the trailer, which end the file.
 
@@ -197,7 +183,7 @@ def parse_directory(directory: bytes, trailer: layout.Trailer, where: str) -> tu
     files: list[PackedFile] = []
     end = PACK_HEADER_NBYTES
     try:
-        paths, sizes = msgspec.convert(document, tuple[tuple[str, ...], tuple[_Count, ...]])
+        paths, sizes = layout.converted(document, tuple[tuple[str, ...], tuple[layout.Count, ...]])
         for path, nbytes in zip(paths, sizes, strict=True):
             files.append(PackedFile(path, align_file(end), nbytes))
             end = files[-1].offset + nbytes

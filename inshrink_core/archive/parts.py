@@ -64,6 +64,8 @@ class PartWriter(AbstractContextManager["PartWriter", None]):
     ----------
     reader
         Reads the archive's frames, and this part of pending frames.
+    written
+        The part that was committed last, for `SharedFrame.commit`.
 
     Notes
     -----
@@ -181,7 +183,7 @@ class PartWriter(AbstractContextManager["PartWriter", None]):
     def _publish(self, files: Sequence[Creation], info: FrameInfo) -> None:
         """Commit the part under its name."""
         try:
-            self._staged = {info.path: files[0].commit()}
+            self.written = WrittenPart(info, {info.path: files[0].commit()})
         except FileExistsError as error:
             raise ConflictError(
                 f"another process has written {parts_in_words([self.part], self.n_parts)} of this frame",
@@ -194,10 +196,6 @@ class PartWriter(AbstractContextManager["PartWriter", None]):
             self._waiting.pop(0)
         else:
             self._next += 1
-
-    def written(self, info: FrameInfo) -> WrittenPart:
-        """Return the input of `SharedFrame.commit` for the part that this writer committed last."""
-        return WrittenPart(info, self._staged)
 
     def meta_of_others(self) -> dict[str, Any]:
         """Return another part's metadata of the first frame that waits for this part; empty if none waits."""

@@ -13,16 +13,16 @@ from typing import Final
 
 from inshrink_core.archive.catalog import Catalog, is_archive_storage, load_catalog, parts_in_words
 from inshrink_core.archive.document import decompress_document
-from inshrink_core.archive.frame_reader import FrameFile, FrameReader, fetch_ends, read_envelope
+from inshrink_core.archive.frame_reader import FrameFile, FrameReader, read_envelope
 from inshrink_core.archive.index import INDEX_DICTIONARY, FrameIndex, parse_index
 from inshrink_core.archive.manifest import MANIFEST_NAME
 from inshrink_core.archive.packed import PackedStorage, is_packed
-from inshrink_core.archive.storage.blocks import MAX_PREFETCH_NBYTES, Span, Windows, fetch
+from inshrink_core.archive.storage.blocks import MAX_PREFETCH_NBYTES, Span, fetch
 from inshrink_core.archive.storage.contract import Storage, storage_errors
 from inshrink_core.archive.storage.registry import find_at, storage_at
 from inshrink_core.errors import DamagedError, InshrinkError, MissingFrameError, NotFoundError
 from inshrink_core.execution.files import NotRegularError
-from inshrink_core.frame import BlockEntry, FrameInfo, FrameKind, FramePart
+from inshrink_core.frame import FrameInfo, FrameKind, FramePart
 from inshrink_core.text import is_url
 
 _CACHED_BLOCKS: Final = 1 << 19
@@ -32,12 +32,6 @@ _FRAME_BLOCKS: Final = 256
 """Blocks that take the memory of what an open frame has read ahead."""
 
 _FETCH: Final = "fetch the file from where the archive came from"
-
-
-def _last(frames: Iterable[FrameInfo]) -> FrameInfo | None:
-    """Return the last of the given frames on the newest unnamed branch."""
-    frames = (frame for frame in frames if not frame.is_named)
-    return max(frames, key=lambda frame: (frame.branch, frame.generation), default=None)
 
 
 class ArchiveReader:
@@ -145,7 +139,8 @@ class ArchiveReader:
             The manifest is unusable, so the last frame may be missing unnoticed.
         """
         self.catalog.require_complete(self.path)
-        return _last(self.listed)
+        frames = (frame for frame in self.listed if not frame.is_named)
+        return max(frames, key=lambda frame: (frame.branch, frame.generation), default=None)
 
     @property
     def head(self) -> FrameInfo | None:
@@ -346,21 +341,20 @@ class ArchiveReader:
         blocks
             Also fetch the blocks, if they take at most 64 MB in total.
         """
-        parts = [part for frame in frames for part in frame.files] if self.is_far else []
-        if blocks and sum(part.nbytes for part in parts) <= MAX_PREFETCH_NBYTES:
-            fetch(self.storage, [FrameFile.of(self.storage, part).span(0, part.nbytes) for part in parts])
-        fetch_ends(self.storage, parts)
+        if not self.is_far:
+            return
+        files = [FrameFile.of(self.storage, part) for frame in frames for part in frame.files]
+        if blocks and sum(file.nbytes for file in files) <= MAX_PREFETCH_NBYTES:
+            fetch(self.storage, [file.span(0, file.nbytes) for file in files])
+        # An index longer than the end of its frame is read on its own.
+        fetch(self.storage, [span for file in files for span in file.ends])
 
-    def windows(self, columns: Mapping[str, Iterable[tuple[FrameReader, BlockEntry]]]) -> Windows:
-        """Return a prefetcher that fetches columns of blocks approximately in order."""
-        return Windows(self.storage, {name: _spans(blocks) for name, blocks in columns.items()})
-
-    def fetch_blocks(self, blocks: Iterable[tuple[FrameReader, BlockEntry]]) -> None:
+    def fetch_blocks(self, spans: Iterable[Span]) -> None:
         """Prefetch blocks from remote storage in one round trip; does nothing for local storage."""
         if self.is_far:
-            spans = _spans(blocks)
-            if sum(span.nbytes for span in spans) <= MAX_PREFETCH_NBYTES:
-                fetch(self.storage, spans)
+            wanted = list(spans)
+            if sum(span.nbytes for span in wanted) <= MAX_PREFETCH_NBYTES:
+                fetch(self.storage, wanted)
 
     def frame(self, frame_id: bytes) -> FrameReader:
         """Open a frame: read its header and index, and those of the frames it inherits from; cached.
@@ -389,12 +383,13 @@ class ArchiveReader:
                     for part in frame.files
                 }
                 self._opened[frame.frame_id, frame.generation] = FrameReader(self.storage, frame, indices)
-                while self._n_blocks() > _CACHED_BLOCKS and len(self._opened) > 1:
+                while (
+                    len(self._opened) > 1
+                    and sum(_FRAME_BLOCKS + len(opened.entries) for opened in self._opened.values())
+                    > _CACHED_BLOCKS
+                ):
                     self._opened.popitem(last=False)
             return self._opened[info.frame_id, info.generation]
-
-    def _n_blocks(self) -> int:
-        return sum(_FRAME_BLOCKS + len(opened.entries) for opened in self._opened.values())
 
     def _known(self, frame: FrameInfo) -> FrameReader | None:
         """Return a frame that is open already; its file may be another by now."""
@@ -428,11 +423,6 @@ class ArchiveReader:
         raw = decompress_document(document, trailer.raw_nbytes, file.where, INDEX_DICTIONARY)
         number = part.number if frame.n_parts > 1 else None
         return parse_index(raw, parent, trailer.offset, small, file.where, number)
-
-
-def _spans(blocks: Iterable[tuple[FrameReader, BlockEntry]]) -> list[Span]:
-    """Return the spans to prefetch for blocks; small blocks come with the index."""
-    return [span for frame, entry in blocks if (span := frame.span(entry)) is not None]
 
 
 def is_archive(path: str | os.PathLike[str]) -> bool:

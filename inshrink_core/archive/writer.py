@@ -225,7 +225,10 @@ class ArchiveWriter(Closing):
             raise InputError("the archive has used up its generations", where=where)
         if parent_id is not None:
             self.reader.info(parent_id)
-        self._refuse_taken(parent_id, step, branch)
+        for frame in (*self._manifest.frames, *self._group):
+            if (frame.parent_id, frame.step, frame.branch) == (parent_id, step, branch):
+                what = f"step {step} continues the same frame on branch {branch} already"
+                raise StepConflictError(what, where=where)
         archive_id = self._manifest.archive_id
         frame_id = layout.derive_frame_id(archive_id, parent_id, step, branch, generation)
         info = FrameInfo(frame_id, parent_id, step, kind, branch, generation, 1, ())
@@ -234,14 +237,6 @@ class ArchiveWriter(Closing):
         create = partial(_GroupedFile, self.storage) if self._grouped else None
         self._frame = FrameWriter(self.storage, (header,), parents, self._publish, create=create)
         return self._frame
-
-    def _refuse_taken(self, parent_id: bytes | None, step: int, branch: int) -> None:
-        for frame in (*self._manifest.frames, *self._group):
-            if (frame.parent_id, frame.step, frame.branch) == (parent_id, step, branch):
-                raise StepConflictError(
-                    f"step {step} continues the same frame on branch {branch} already",
-                    where=self.storage.name,
-                )
 
     def _publish(self, files: Sequence[Creation], info: FrameInfo) -> None:
         """Add the frame to the group, or commit and list it."""

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, cast
 
 from inshrink_core.archive import ArchiveWriter, PartWriter
 from inshrink_core.chain.archive import Archive, open_base_at
@@ -265,10 +265,7 @@ class ChainWriter:
             if appended is not None:
                 return appended
             done = None  # already called for each tensor
-        appended = write(FrameKind.KEYFRAME, math.inf, done)
-        if appended is None:
-            raise RuntimeError("a frame without a limit was not committed")
-        return appended
+        return cast("Appended", write(FrameKind.KEYFRAME, math.inf, done))
 
     def _load_parent(self) -> None:
         """Load the parent's state from the archive, unless this writer wrote the parent."""
@@ -285,15 +282,14 @@ class ChainWriter:
         nbytes = sum(row.nbytes for row in keyframe.tensors)
         self._keyframe_rate = _rate_of(nbytes, keyframe.raw_total, based=keyframe.base is not None)
         frame, where = archive.frame(self.parent), archive.where(self.parent)
-        for entry in frame.entries:
-            if entry.attachment and self._part == 0:
-                attachments[entry.key] = archive.attachment(self.parent, entry.key)
-            if entry.attachment or not self._owns(spec := spec_of(entry, where)):
-                continue
-            if _is_recalled(spec, entry.codec):
-                self._references[spec.key] = self._recalled(spec)
-            else:
-                self._references[spec.key] = archive.recalled(self.config, self.parent, spec)
+        for entry in frame.attached if self._part == 0 else ():
+            attachments[entry.key] = archive.attachment(self.parent, entry.key)
+        for entry in frame.tensors:
+            if self._owns(spec := spec_of(entry, where)):
+                is_recalled = _is_recalled(spec, entry.codec)
+                self._references[spec.key] = (
+                    self._recalled(spec) if is_recalled else archive.recalled(self.config, self.parent, spec)
+                )
 
     def _recalled(
         self,
@@ -311,9 +307,7 @@ class ChainWriter:
             tensor = None if source is None else read_again(source, spec, digest)
             if tensor is not None:
                 return tensor, context_state
-            if self.parent is None:
-                raise RuntimeError("a state is asked for before its frame was committed")
-            return self.archive.decode(self.parent, spec.key)[1].exact_state()
+            return self.archive.decode(cast("FrameInfo", self.parent), spec.key)[1].exact_state()
 
         return RecalledReference(recall)
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from inshrink_core.archive import ArchiveReader, FrameReader, is_archive
 from inshrink_core.archive.layout import damaged
+from inshrink_core.archive.storage.blocks import Span, Windows
 from inshrink_core.chain.attachments import (
     LAYOUT_KEY,
     LAYOUT_MEMORY,
@@ -45,7 +46,6 @@ from inshrink_core.frame import Block, BlockEntry, FrameInfo, FrameKind
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from inshrink_core.archive.storage.blocks import Windows
     from inshrink_core.chain.base import BaseLike
     from inshrink_core.chain.config import ChainConfig
     from inshrink_core.codec import TensorReference
@@ -87,13 +87,13 @@ class _OpenFrame:
         if BASE in meta and meta.get("rekeyed") != reader.info.frame_id:
             if reader.info.kind is not FrameKind.KEYFRAME:
                 raise damaged("a delta frame names a base model", where)
-            self.base = BaseRecord.of(meta[BASE], reader.entries, where)
+            self.base = BaseRecord.of(meta[BASE], reader.tensors, where)
 
     @cached_property
     def blocks(self) -> Checkpoint:
         """The blocks as tensors, without values or layout; each cell is a tensor here."""
-        specs = (spec_of(entry, self.where) for entry in self.reader.entries if not entry.attachment)
-        return Checkpoint(step=self.reader.info.step, specs=tuple(specs), source=_DESCRIBED)
+        specs = tuple(spec_of(entry, self.where) for entry in self.reader.tensors)
+        return Checkpoint(step=self.reader.info.step, specs=specs, source=_DESCRIBED)
 
     @cached_property
     def tensors(self) -> _Tensors:
@@ -303,7 +303,8 @@ class Archive(Mapping[int, Checkpoint]):
         if not self.reader.is_far:
             yield
             return
-        windows = self.reader.windows(self._rereading(lambda now: self._columns(now, keys), info))
+        columns = self._rereading(lambda now: self._columns(now, keys), info)
+        windows = Windows(self.reader.storage, columns)
         self._windows[info.frame_id] = windows
         try:
             yield
@@ -311,19 +312,17 @@ class Archive(Mapping[int, Checkpoint]):
             windows.close()
             self._windows.pop(info.frame_id, None)
 
-    def _columns(
-        self, info: FrameInfo, keys: Iterable[str]
-    ) -> dict[str, list[tuple[FrameReader, BlockEntry]]]:
+    def _columns(self, info: FrameInfo, keys: Iterable[str]) -> dict[str, list[Span]]:
         """Return the blocks that tensors are decoded from, by key; each cell has its own key."""
         cells = self._frame(info).tensors[1]
         parts = (part for key in keys for part in ([cell.key for cell in cells.get(key, ())] or [key]))
         return {part: self._column(info, part) for part in parts}
 
-    def _column(self, info: FrameInfo, key: str) -> list[tuple[FrameReader, BlockEntry]]:
+    def _column(self, info: FrameInfo, key: str) -> list[Span]:
         """Return the blocks of a chain that decoding a tensor still needs, given its cached state."""
         chain = self.reader.chain(info.frame_id)
-        frames = [self._frame(link).reader for link in chain[self._start(chain, key)[0] :]]
-        return [(frame, entry) for frame in frames if (entry := frame.find(key)) is not None]
+        links = chain[self._start(chain, key)[0] :]
+        return [span for link in links for span in self._frame(link).reader.spans(key)]
 
     def checkpoint(self, info: FrameInfo) -> Checkpoint:
         """Return the checkpoint of one frame; values are decoded on access."""
@@ -564,7 +563,7 @@ class Archive(Mapping[int, Checkpoint]):
 
     def _attachment(self, info: FrameInfo, key: str, sizes: range | None) -> bytes:
         links, content = self._attachment_links(info, key)
-        self.reader.fetch_blocks((self.frame(link), entry) for link, entry in links)
+        self.reader.fetch_blocks(s for link, entry in links for s in self.frame(link).spans(entry.key, True))
         for link, entry in reversed(links):
             where = f"{self.where(link)}, '{entry.key}'"
             self._require(entry.nbytes, "reading it", where)
@@ -591,8 +590,8 @@ class Archive(Mapping[int, Checkpoint]):
         links: list[tuple[FrameInfo, BlockEntry]] = []
         for link in reversed(self.reader.chain(info.frame_id)):
             if links and links[-1][1].codec == RENAMED:
-                place = _attachments_of(self.frame(links[-1][0])).index(links[-1][1])
-                there = _attachments_of(self.frame(link))
+                place = self.frame(links[-1][0]).attached.index(links[-1][1])
+                there = self.frame(link).attached
                 if place >= len(there):
                     break
                 key = there[place].key
@@ -604,10 +603,6 @@ class Archive(Mapping[int, Checkpoint]):
             except NotFoundError:
                 break
         return links, None
-
-
-def _attachments_of(frame: FrameReader) -> list[BlockEntry]:
-    return [entry for entry in frame.entries if entry.attachment]
 
 
 @dataclass(frozen=True)

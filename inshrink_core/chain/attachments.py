@@ -26,6 +26,7 @@ from inshrink_core.checkpoint import (
     Member,
     Region,
     TensorRole,
+    TensorSpec,
     ZipEntry,
 )
 from inshrink_core.coding.zstd import zstd_decompress
@@ -250,6 +251,12 @@ def tensor_digest(tensor: Tensor) -> bytes:
     return blake3(flat.numpy().data).digest()
 
 
+def add_tensor(total: Any, key: str, spec: TensorSpec, digest: bytes) -> None:
+    """Add a tensor to a digest over several: its key, dtype and shape, and the digest of its values."""
+    total.update(f"{key}\0{spec.dtype}\0{spec.shape}\0".encode())
+    total.update(digest)
+
+
 def content_digest(
     checkpoint: Checkpoint,
     digests: Mapping[str, bytes] | None = None,
@@ -270,8 +277,7 @@ def content_digest(
     total = hashlib.sha256()
     for spec in checkpoint.specs:
         digest = known.get(spec.key) or tensor_digest(checkpoint.source.read(spec))
-        total.update(f"{spec.key}\0{spec.dtype}\0{spec.shape}\0".encode())
-        total.update(digest)
+        add_tensor(total, spec.key, spec, digest)
     rest = dict(attachments_of(checkpoint)) if attachments is None else attachments
     for key, content in rest.items():
         total.update(f"{key}\0{len(content)}\0".encode())
@@ -294,9 +300,8 @@ def holds_content(frame: FrameReader, checkpoint: Checkpoint) -> bool:
 
 def parts_of(frame: FrameReader) -> dict[str, int]:
     """Return the part of each tensor that the frame was made from, including tensors dropped since."""
-    return {key: part for part, keys in enumerate(dropped_of(frame)) for key in keys} | {
-        entry.key: entry.part for entry in frame.entries if not entry.attachment
-    }
+    dropped = {key: part for part, keys in enumerate(dropped_of(frame)) for key in keys}
+    return dropped | {entry.key: entry.part for entry in frame.tensors}
 
 
 def dropped_of(frame: FrameReader) -> list[list[str]]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from inshrink_core.archive.layout import damaged
-from inshrink_core.chain.attachments import tensor_digest
+from inshrink_core.chain.attachments import add_tensor, tensor_digest
 from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint, TensorSpec
 from inshrink_core.codec import AnyCodec, BaseReference, codec_names, get_codec
 from inshrink_core.errors import BaseModelError, ConfigError, InshrinkError, TooLargeError, named
@@ -69,15 +69,14 @@ class BaseRecord:
     step: int | None
 
     @classmethod
-    def of(cls, value: Mapping[str, Any], entries: Iterable[BlockEntry], where: str) -> BaseRecord:
-        """Return the record of a frame, parsed against the frame's blocks.
+    def of(cls, value: Mapping[str, Any], rows: Sequence[BlockEntry], where: str) -> BaseRecord:
+        """Return the record of a frame, parsed against the blocks of its tensors.
 
         Raises
         ------
         DamagedError
             The record does not match the blocks.
         """
-        rows = [entry for entry in entries if not entry.attachment]
         digests: bytes = value["tensors"]
         if len(digests) != _SHORT * len(rows):
             raise damaged("the frame's meta 'base' does not fit its tensors", where)
@@ -220,7 +219,7 @@ class BaseModel:
                 short += _NONE
                 continue
             digest = self.digest_of(base_spec)
-            _add(total, spec.key, base_spec, digest)
+            add_tensor(total, spec.key, base_spec, digest)
             short += digest[:_SHORT]
         return {
             "digest": total.digest(),
@@ -252,7 +251,7 @@ class BaseModel:
                 raise
             except InshrinkError as error:
                 return error.what
-            _add(total, key, base_spec, digest)
+            add_tensor(total, key, base_spec, digest)
         return total.hexdigest()
 
     def require(self, record: BaseRecord, where: str) -> None:
@@ -266,11 +265,6 @@ class BaseModel:
         found = self.digest_like(record)
         if found != record.digest.hex():
             raise _wrong(record, where, f"{found} in {self.name}")
-
-
-def _add(total: Any, key: str, base_spec: TensorSpec, digest: bytes) -> None:
-    total.update(f"{key}\0{base_spec.dtype}\0{base_spec.shape}\0".encode())
-    total.update(digest)
 
 
 def _wrong(record: BaseRecord, where: str, found: str) -> BaseModelError:

@@ -74,7 +74,8 @@ def make_chain_config(
     codec = codec or DEFAULT_CODEC
     require_weight_codec(codec)
     if config is None or isinstance(config, Mapping):
-        config = {**(_settings_of(meta) if meta else {}), **(config or {})}
+        recorded = {"overrides": meta.get("overrides", [])} if meta else {}
+        config = {**meta.get("config", {}), **recorded, **(config or {})}
     made, overrides = make_configs(codec, config)
     return ChainConfig(
         config=made,
@@ -84,10 +85,6 @@ def make_chain_config(
         device=resolve_device(device),
         threads=threads or default_threads(),
     )
-
-
-def _settings_of(meta: Mapping[str, Any]) -> dict[str, Any]:
-    return {**meta.get("config", {}), "overrides": meta.get("overrides", [])}
 
 
 def _newest_meta(archive: str | os.PathLike[str]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from inshrink_core.archive.layout import damaged, newer
+from inshrink_core.archive.layout import converted, damaged, newer
 from inshrink_core.chain.attachments import DROPPED
 from inshrink_core.chain.base import BASE
 from inshrink_core.chain.parts import cell_spec
@@ -108,7 +108,7 @@ def check_meta(meta: Mapping[str, Any], where: str) -> None:
     for key, kind in _KINDS.items():
         try:
             if key in meta:
-                msgspec.convert(meta[key], kind, builtin_types=(bytes,))
+                converted(meta[key], kind)
         except msgspec.ValidationError as error:
             what = f"the frame's meta '{key}' is malformed"
             raise damaged(what, where, found=repr(meta[key])[:80]) from error

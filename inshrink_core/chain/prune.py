@@ -370,8 +370,8 @@ def measured(
 def _logged(archive: Archive, line: Sequence[FrameInfo]) -> Mapping[str, list[tuple[int, float]]]:
     """Return the log from the newest trainer state, which has the complete history."""
     for frame in reversed(line):
-        for entry in archive.frame(frame).entries:
-            if entry.attachment and entry.key.rpartition("/")[2] == _TRAINER_STATE:
+        for entry in archive.frame(frame).attached:
+            if entry.key.rpartition("/")[2] == _TRAINER_STATE:
                 return log_of_trainer(archive.attachment(frame, entry.key), archive.where(frame))
     return {}
 
@@ -410,8 +410,8 @@ def without_state(archive: Archive, info: FrameInfo) -> Rest | None:
     view = stored_view(checkpoint, "drop")
     remaining = _blocks_of(archive, info, view)
     dropped = [list(keys) for keys in dropped_of(frame)] or [[] for _ in range(info.n_parts)]
-    for entry in frame.entries:
-        if not entry.attachment and entry.key not in remaining and entry.key not in dropped[entry.part]:
+    for entry in frame.tensors:
+        if entry.key not in remaining and entry.key not in dropped[entry.part]:
             dropped[entry.part].append(entry.key)
     meta = {**frame.meta, DROPPED: [info.frame_id, dropped]}
     if BASE in meta:
@@ -434,7 +434,7 @@ def _attachments(
         yield from encode_attachments(_stored(archive, info, plan), previous)
         return
     frame = archive.frame(info)
-    yield from ((e.key, e.codec, frame.read(e)) for e in frame.entries if e.attachment)
+    yield from ((e.key, e.codec, frame.read(e)) for e in frame.attached)
 
 
 def _stored(archive: Archive, info: FrameInfo, plan: PrunePlan) -> dict[str, bytes]:
@@ -442,8 +442,7 @@ def _stored(archive: Archive, info: FrameInfo, plan: PrunePlan) -> dict[str, byt
     rest = plan.reduced.get(info.frame_id)
     if rest is not None:
         return dict(attachments_of(rest.view))
-    entries = archive.frame(info).entries
-    return {entry.key: archive.attachment(info, entry.key) for entry in entries if entry.attachment}
+    return {entry.key: archive.attachment(info, entry.key) for entry in archive.frame(info).attached}
 
 
 def rewrite_tensors(
@@ -489,8 +488,8 @@ def rewrite_tensors(
     """
     frame, where = archive.frame(info), archive.where(info)
     remaining = None if view is None else _blocks_of(archive, info, view)
-    for entry in frame.entries:
-        if not entry.attachment and (remaining is None or entry.key in remaining):
+    for entry in frame.tensors:
+        if remaining is None or entry.key in remaining:
             spec = spec_of(entry, where)
             if rekeyed is None or entry.key in rekeyed:
                 block = _rekeyed(archive, info, spec, entry, children)

@@ -279,25 +279,15 @@ def original_checks(archive: Archive, frames: Iterable[FrameInfo] | None = None)
     -----
     Reads the index of every frame.
     """
-    checked, unchecked, unknown, kinds = [], [], [], set[str]()
-    damaged: list[DamagedOriginal] = []
-    for info in archive.reader.frames if frames is None else frames:
-        record = archive.frame(info).meta.get(ORIGINALS)
-        if record is None:
-            unknown.append(info.step)
-            continue
-        without = record.get("unchecked", [])
-        kinds.update(without)
-        rows = [DamagedOriginal(info.step, *row) for row in record.get("damaged", [])]
-        damaged += rows
-        if without:
-            unchecked.append(info.step)
-        elif not rows:
-            checked.append(info.step)
+    infos = archive.reader.frames if frames is None else frames
+    records = [(info.step, archive.frame(info).meta.get(ORIGINALS)) for info in infos]
+    known = [(step, record) for step, record in records if record is not None]
+    without = [(step, kinds) for step, record in known if (kinds := record.get("unchecked"))]
+    damaged = [DamagedOriginal(step, *row) for step, record in known for row in record.get("damaged", ())]
     return OriginalChecks(
-        checked=tuple(checked),
-        unchecked=tuple(unchecked),
-        unknown=tuple(unknown),
-        kinds=tuple(sorted(kinds)),
+        checked=tuple(s for s, record in known if not (record.get("unchecked") or record.get("damaged"))),
+        unchecked=tuple(step for step, _ in without),
+        unknown=tuple(step for step, record in records if record is None),
+        kinds=tuple(sorted({kind for _, kinds in without for kind in kinds})),
         damaged=tuple(damaged),
     )

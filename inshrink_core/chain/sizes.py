@@ -146,12 +146,11 @@ def frame_size(archive: Archive, info: FrameInfo) -> FrameSize:
     frame = archive.frame(info)
     where = archive.where(info)
     tensors: dict[str, TensorSize] = {}
-    for entry in frame.entries:
-        if not entry.attachment:
-            spec = spec_of(entry, where).full_spec
-            before = tensors.get(spec.key)
-            nbytes = entry.stored_nbytes + (before.nbytes if before else 0)
-            tensors[spec.key] = TensorSize(spec, entry.codec, nbytes)
+    for entry in frame.tensors:
+        spec = spec_of(entry, where).full_spec
+        before = tensors.get(spec.key)
+        nbytes = entry.stored_nbytes + (before.nbytes if before else 0)
+        tensors[spec.key] = TensorSize(spec, entry.codec, nbytes)
     return FrameSize(
         info=info,
         tensors=tuple(tensors.values()),
@@ -206,8 +205,8 @@ def exactness_of(
     for info in frames:
         frame, where = archive.frame(info), archive.where(info)
         keeps_bits = _rule_of(frame.meta, info)
-        for entry in frame.entries:
-            if not entry.attachment and (keys is None or keys(entry.key)):
+        for entry in frame.tensors:
+            if keys is None or keys(entry.key):
                 spec = spec_of(entry, where)
                 role = spec.role.value
                 exact[role] = exact.get(role, True) and keeps_bits(spec, entry.codec)
@@ -290,7 +289,6 @@ def step_needs(
     """
     if checkpoint is None:
         checkpoint = archive.checkpoint(info)
-    entries = [entry for entry in archive.frame(info).entries if not entry.attachment]
     skeletons = sum(_skeleton_nbytes(checkpoint, file) for file in checkpoint.files)
     regions = (region for file in checkpoint.files for region in file.regions)
     mixed = [
@@ -300,10 +298,11 @@ def step_needs(
     ]
     described = LAYOUT_MEMORY * len(archive.attachment(info, LAYOUT_KEY))
     written_as = layout or restorable_layout(checkpoint)
+    tensors = archive.frame(info).tensors
     # PyTorch's writer needs all tensors at once.
     at_once = checkpoint.raw_bytes() if written_as == "torch" else 0
     return StepNeeds(
-        decoding=max((decoding_nbytes(spec_of(entry), entry) for entry in entries), default=0),
+        decoding=max((decoding_nbytes(spec_of(entry), entry) for entry in tensors), default=0),
         resident=skeletons + described + at_once + max(mixed, default=0),
         state=2 * checkpoint.raw_bytes(),
         disk=written_nbytes(checkpoint, written_as),

@@ -389,9 +389,7 @@ class InshrinkWriter(StorageWriter):
             _part_of(chain).suspend()
             self._written = _id_of(chain.parent)
             if info.generation is not None:
-                self._parts = ranks.gathered(
-                    lambda: _part_of(chain).written(cast("FrameInfo", chain.parent)), "the list of parts"
-                )
+                self._parts = ranks.gathered(lambda: _part_of(chain).written, "the list of parts")
         except BaseException:
             if self._chain is not None:
                 _part_of(self._chain).suspend()

@@ -96,7 +96,7 @@ def test_large_frames_take_both_ends_and_one_range_each(tmp_path):
     reader, asked = counting_reader(LocalStorage(tmp_path / "x"))
     frames = [reader.frame(info.frame_id) for info in reader.chain(reader.head.frame_id)[::-1]]
     assert (asked.requests, asked.round_trips) == (2 + 12, 2)
-    reader.fetch_blocks((frame, frame.entry(key)) for frame in frames for key in "ab")
+    reader.fetch_blocks(span for frame in frames for key in "ab" for span in frame.spans(key))
     for frame in frames:
         assert [frame.read(frame.entry(key)) for key in "ab"] == [large["a"], large["b"]]
     assert (asked.requests, asked.round_trips) == (2 + 18, 3)

@@ -186,7 +186,8 @@ def _parsed(url: str) -> tuple[str, str, str]:
     return scheme.lower(), bucket, root.strip("/")
 
 
-def _make_store(scheme: str, bucket: str) -> Any:
+@functools.cache
+def _store_of(scheme: str, bucket: str) -> Any:
     """Return obstore's client of a bucket, configured by the environment."""
     try:
         from obstore import store
@@ -203,7 +204,6 @@ def _make_store(scheme: str, bucket: str) -> Any:
 
 
 _MAKING: Final = threading.Lock()
-_store_of = functools.cache(_make_store)
 
 _PROVEN: Final[set[tuple[int, str]]] = set()
 """Clients of this process that were verified to honour conditions, with their buckets."""
@@ -381,7 +381,8 @@ class ObjectStorage(UploadedStorage):
             return
         self.require_conditions()
         if nbytes <= LARGE_NBYTES:
-            self._create(key, _as_buffer(file, nbytes))
+            # Closed with its last reference: the client may use it a moment longer. Nothing cannot be mapped.
+            self._create(key, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if nbytes else b"")
             return
         token = _token(file, nbytes)
         try:
@@ -475,7 +476,11 @@ class ObjectStorage(UploadedStorage):
         try:
             self._create(key, b"first")
             modes = "create", {"e_tag": "d41d8cd98f00b204e9800998ecf8427e"}
-            ignores_conditions = any([self._takes(key, mode) for mode in modes])
+            ignores_conditions = False
+            for mode in modes:
+                with contextlib.suppress(FileExistsError, FileNotFoundError):
+                    self._put(key, b"another", mode)
+                    ignores_conditions = True
         finally:
             with contextlib.suppress(InshrinkError, OSError):
                 self._delete(key)
@@ -486,14 +491,6 @@ class ObjectStorage(UploadedStorage):
                 remedy="take another store",
             )
         _PROVEN.add((id(self.store), self.bucket))
-
-    def _takes(self, key: str, mode: Any) -> bool:
-        """Return whether the store writes an object although a condition is unmet."""
-        try:
-            self._put(key, b"another", mode)
-        except (FileExistsError, FileNotFoundError):
-            return False
-        return True
 
 
 def _tag(meta: Any) -> Tag:
@@ -512,9 +509,3 @@ def _token(file: IO[bytes], nbytes: int) -> bytes:
         file.seek(offset)
         ends.append(file.read(_END_NBYTES))
     return b"inshrink: this is being uploaded\n" + hashlib.sha256(b"%d " % nbytes + b"".join(ends)).digest()
-
-
-def _as_buffer(file: IO[bytes], nbytes: int) -> Any:
-    """Return the memory-mapped content of a file to send."""
-    # Closed with its last reference: the client may use it a moment longer. Nothing cannot be mapped.
-    return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if nbytes else b""
