@@ -32,7 +32,15 @@ from inshrink_core.formats.content import FileContent
 from inshrink_core.formats.disk import ByteCounter, FileStamp, Skipped, check_names, unsafe_names
 from inshrink_core.formats.matching.laws import Claims, Matching, Slot, claims_of_headers, in_order, is_sorted
 from inshrink_core.formats.source import FileSource
-from inshrink_core.formats.state_tree import Named, Placed, StateTree, assign_roles, is_shared, parameters_of
+from inshrink_core.formats.state_tree import (
+    Named,
+    Piece,
+    Placed,
+    StateTree,
+    assign_roles,
+    is_shared,
+    parameters_of,
+)
 
 NO_WEIGHTS: Final = "no weights in it"
 
@@ -89,7 +97,7 @@ class ParsedCheckpoint:
     contents: Sequence[FileContent] = field(compare=False)
     specs: tuple[TensorSpec, ...]
     regions: Sequence[tuple[tuple[Region, ...], tuple[ZipEntry, ...]]]
-    places: Mapping[str, tuple[int, Placed]]
+    places: Mapping[str, Placed]
     aliases: Mapping[str, str]
     groups: Mapping[str, tuple[int, int, int]]
     slots: tuple[Slot, ...]
@@ -242,7 +250,7 @@ def _with_entries(
 
 
 def _named_averages(
-    tree: StateTree, model: Sequence[tuple[int, str, Placed]], *, ordered: bool
+    tree: StateTree, model: Mapping[str, tuple[int, Placed]], *, ordered: bool
 ) -> Sequence[tuple[str, Placed]]:
     """Return the tensors of further models; tensors in lists of averages get their originals' names."""
     lists: dict[str, list[Slot]] = {}
@@ -254,58 +262,44 @@ def _named_averages(
     called: dict[str, str] = {}
     for prefix, slots in lists.items():
         has_buffers = len(slots) > len(weights)
-        averaged = {name: placed.shape for _, name, placed in model} if has_buffers else weights
+        averaged = {name: placed.shape for name, (_, placed) in model.items()} if has_buffers else weights
         owners = claims_of_headers(slots, averaged, ordered=ordered)
         called |= {key: f"{prefix}.{name}" for key, name in owners.items()}
     return [(called.get(name, name), placed) for name, placed in tree.extra]
 
 
-_Model = list[tuple[int, str, Placed]]
-"""Tensors of a model: number of the file, name, and place."""
+_Model = dict[str, tuple[int, Placed]]
+"""Tensors of a model by name: number of the file, and place."""
 
 
 def _model_of(contents: Sequence[FileContent], matching: Matching | None) -> tuple[_Model, bool]:
     """Return the model's tensors, in its own order if it is known, and whether the files have that order."""
-    model: _Model = []
-    owner: dict[str, int] = {}
+    model: _Model = {}
     for number, content in enumerate(contents):
         for name, placed in content.tree.model:
-            if owner.setdefault(name, number) == number:
-                model.append((number, name, placed))
-    names = [name for _, name, _ in model]
-    of_files = [(number, name) for number, name, _ in model] or [
+            model.setdefault(name, (number, placed))
+    of_files = [(number, name) for name, (number, _) in model.items()] or [
         (number, name) for number, content in enumerate(contents) for name, _ in content.tree.extra
     ]
     from_safetensors = any(contents[number].kind == "safetensors" for number, _ in of_files)
     ordered = not (from_safetensors or is_sorted([name for _, name in of_files]))
     if matching is not None or not ordered:
-        order = in_order(names, () if matching is None else matching.order)
-        rank = {name: at for at, name in enumerate(order)}
-        model.sort(key=lambda item: rank[item[1]])
+        order = in_order(model, () if matching is None else matching.order)
+        model = {name: model[name] for name in order}
     return model, ordered
-
-
-def _ranked(specs: Sequence[TensorSpec], model: Iterable[Named]) -> tuple[TensorSpec, ...]:
-    """Return specs with those of a model first, in its order."""
-    rank = {tensor.name: at for at, tensor in enumerate(model)}
-    known = [spec for spec in specs if spec.role in MODEL_ROLES and spec.name in rank]
-    others = (spec for spec in specs if spec.role not in MODEL_ROLES or spec.name not in rank)
-    return (*sorted(known, key=lambda spec: rank[spec.name]), *others)
 
 
 def _analysed(contents: Sequence[FileContent], matching: Matching | None) -> dict[str, Any]:
     model, ordered = _model_of(contents, matching)
-    owner = {name: number for number, name, _ in model}
     models = tuple(dict.fromkeys(name for content in contents for name in content.tree.models))
     for number, content in enumerate(contents):
         for name, placed in _named_averages(content.tree, model, ordered=ordered):
-            if owner.setdefault(name, number) == number:
-                model.append((number, name, placed))
+            model.setdefault(name, (number, placed))
     optimizers, owners = [content.tree.optimizers for content in contents], matching and matching.owners
     roles = assign_roles(model, optimizers, ordered=ordered, owners=owners, models=models)
     specs: list[TensorSpec] = []
-    regions: list[list[Region]] = []
-    places: dict[str, tuple[int, Placed]] = {}
+    regions: list[list[Region]] = [[] for _ in contents]
+    places: dict[str, Placed] = {}
     aliases: dict[str, str] = {}
     seen: set[str] = set()
     for number, content in enumerate(contents):
@@ -323,15 +317,19 @@ def _analysed(contents: Sequence[FileContent], matching: Matching | None) -> dic
                 tensors.setdefault(key, tensor)
         seen |= tensors.keys()
         found_regions, found, tied = _place_in_regions(tensors)
-        regions.append(found_regions)
+        regions[number] += found_regions
         specs += found
         aliases |= tied | dict(content.aliases)
-        places |= {key: (number, t.placed) for key, t in tensors.items() if key not in tied}
-    for key, (_, placed) in places.items():
-        for piece in placed.pieces:
-            member = Member(key, 0, piece.placed.stride, piece.box)
-            regions[piece.file].append(Region(piece.placed.offset, piece.placed.span, (member,)))
-    ranked = _ranked(specs, roles.model)
+        for key, (*_, placed, _) in tensors.items():
+            if key not in tied:
+                places[key] = placed._replace(pieces=placed.pieces or (Piece(None, number, placed),))
+            for box, file, part in placed.pieces if key not in tied else ():
+                member = Member(key, 0, part.stride, box)
+                regions[file].append(Region(part.offset, part.span, (member,)))
+    rank = {name: at for at, name in enumerate(model)}
+    ranks = [rank.get(spec.name, len(rank)) if spec.role in MODEL_ROLES else len(rank) for spec in specs]
+    # Tensors of the model come first, in its order.
+    ranked = tuple(specs[at] for at in sorted(range(len(specs)), key=ranks.__getitem__))
     return {
         "contents": contents,
         "specs": ranked,

@@ -267,13 +267,6 @@ def _is_torch_zip(first: bytes) -> bool:
     return is_zip(first) and first[30 : 30 + length].endswith(b"data.pkl")
 
 
-def _is_numbered_apart(name: str, names: list[str]) -> bool:
-    """Return whether a number in a file's name is that of a step, beside files of other steps."""
-    if _CANONICAL.search(name) or _is_numbered(name, names):
-        return False
-    return bool(read_name(name).numbers)
-
-
 class FilesReader(Reader):
     """A reader of several files: some hold tensors (`contents`), all others are carried unread."""
 
@@ -399,8 +392,10 @@ class DirectoryReader(FilesReader):
         if RANK.fullmatch(path.name):
             return False
         if weights:
-            is_apart = any(_is_numbered_apart(name, names) for name in weights)
-            return not is_apart and (len(weights) == 1 or any(map(_CANONICAL.search, weights)))
+            others = [name for name in weights if not _CANONICAL.search(name)]
+            if any(read_name(name).numbers and not _is_numbered(name, names) for name in others):
+                return False  # the number of a step, beside files of other steps
+            return len(weights) == 1 or len(others) < len(weights)
         is_step = STEP_FOLDER.search(path.name) is not None or path.name.isdigit()
         return is_step and len(_folders_of_models(path)) > 1
 

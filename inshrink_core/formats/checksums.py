@@ -112,8 +112,6 @@ class FileChecks:
     tensors
         Key, first byte and extent of its tensors, for messages. A file without any is carried unread: it may
         not be a zip of `torch.save`, and then has no checksums.
-    digest
-        Digest of the whole file, if known.
     accepted
         Damage that the user accepted; these bytes must not change further.
     zips
@@ -125,11 +123,10 @@ class FileChecks:
         file: ReadableFile,
         name: str,
         tensors: Sequence[tuple[str, int, int]] = (),
-        digest: Digest | None = None,
         accepted: Sequence[Damage] = (),
         zips: Sequence[PackedZip] = (),
     ) -> None:
-        self.name, self.digest = name, digest
+        self.name, self.digest = name, digest_beside(file.path)
         self._tensors = tensors
         self._accepted = {damage.entry: damage.crc for damage in accepted}
         self._entries = _packed_entries(file, zips) if zips else _entries_of(file, not tensors)

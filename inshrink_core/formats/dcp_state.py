@@ -108,6 +108,8 @@ def saved_state(checkpoint: Checkpoint) -> SavedState:
             state = unpack_state(checkpoint.source.skeleton(layout), checkpoint.origin)
             remaining = {name: key for name, key in state.tensors.items() if key in checkpoint}
             return state._replace(tensors=remaining)
+    import torch
+
     tensors: dict[str, str] = {}
     paths: dict[str, StatePath] = {}
     for spec in checkpoint.specs:
@@ -117,7 +119,9 @@ def saved_state(checkpoint: Checkpoint) -> SavedState:
     for alias, key in checkpoint.aliases.items():
         if checkpoint.spec(key).role in MODEL_ROLES:
             tensors[f"model.{alias}"], paths[f"model.{alias}"] = key, ("model", alias)
-    return SavedState(tensors, {"step": _pickled(checkpoint.step)}, {**paths, "step": ("step",)})
+    step = io.BytesIO()
+    torch.save(checkpoint.step, step)
+    return SavedState(tensors, {"step": step.getvalue()}, {**paths, "step": ("step",)})
 
 
 def _path_of(spec: TensorSpec) -> StatePath:
@@ -129,14 +133,6 @@ def _path_of(spec: TensorSpec) -> StatePath:
         word = STATE_WORDS.get(spec.role, spec.role.value)
         return ("optimizer", "state", spec.name, word)
     return (spec.role.value, spec.name)
-
-
-def _pickled(value: object) -> bytes:
-    import torch
-
-    buffer = io.BytesIO()
-    torch.save(value, buffer)
-    return buffer.getvalue()
 
 
 def loaded(name: str, content: bytes, where: str) -> object:
@@ -216,7 +212,7 @@ def named_state(
         content = FileContent(FileStamp("", 0, 0), "dcp", tree)
         parsed = assemble(Path(where), "dcp", {METADATA: content}, paths={METADATA: Path(METADATA)})
         hyperparameters = parsed.hyperparameters
-        specs = {names[parsed.places[spec.key][1].offset]: spec for spec in parsed.specs}
+        specs = {names[parsed.places[spec.key].offset]: spec for spec in parsed.specs}
     tops = {name: split_name(name, paths)[0] for name in names}
     apart = not {*MODEL_KEYS}.isdisjoint(tops.values())
     beside = {name for name in names if apart and tops[name] not in (*MODEL_KEYS, *OPTIMIZER_KEYS)}

@@ -28,7 +28,7 @@ from inshrink_core.formats.disk import Access, ReadableFile, is_dir, is_file, mi
 from inshrink_core.formats.distributed import Sizes
 from inshrink_core.formats.names import is_numbered
 from inshrink_core.formats.state_tree import Placed, StateTree, read_state_tree, strip_wrappers
-from inshrink_core.formats.torch.pickles import StorageRef, TensorRef
+from inshrink_core.formats.torch.pickles import StorageRef, TensorRef, mapping
 
 _FILE: Final = re.compile(
     r"^(?:(?:bf16_|fp16_)?zero_pp_rank_(\d{1,6})_)?mp_rank_(\d{1,6})_?(model|optim)_states\.pt$"
@@ -102,10 +102,6 @@ def _rank_files(names: Iterable[str]) -> list[str]:
     return list(remaining.values())
 
 
-def _mapping(value: object) -> Mapping[Any, Any]:
-    return value if isinstance(value, dict) else {}
-
-
 class _File:
     """A file with its number in the checkpoint, its unpickled description and the places of its tensors."""
 
@@ -114,7 +110,7 @@ class _File:
         stamp = access.admit(path)
         with ReadableFile(path, access.counter, stamp) as file:
             opened = TorchFile.read(file, allow_damaged=access.allow_damaged)
-        self.root, self.place, self.n_bytes = _mapping(opened.root), opened.place, opened.n_bytes
+        self.root, self.place, self.n_bytes = mapping(opened.root), opened.place, opened.n_bytes
         entries = tuple(sorted(opened.storages.values()))
         self.content = FileContent(stamp, "torch", StateTree(), entries=entries)
 
@@ -233,7 +229,7 @@ class _ModelRank:
 
     def __init__(self, models: list[_File], ranks: list[_File]) -> None:
         self.models, self.ranks = models, ranks
-        self._states = [_mapping(file.root.get("optimizer_state_dict")) for file in ranks]
+        self._states = [mapping(file.root.get("optimizer_state_dict")) for file in ranks]
         self.is_stage_3 = bool(ranks) and _STAGE_3 in self._states[0]
         """Whether each parameter is partitioned separately; stages 1 and 2 partition the group vector."""
         self.is_partitioned = isinstance(models[0].root.get("param_shapes"), list)
@@ -250,7 +246,7 @@ class _ModelRank:
         folder hold the same weights.
         """
         file = self.models[0]
-        root, module = dict(file.root), dict(_mapping(file.root.get("module")))
+        root, module = dict(file.root), dict(mapping(file.root.get("module")))
         called = dict(zip(module, strip_wrappers(list(map(str, module))), strict=True))
         places: dict[TensorRef, Placed] = {}
 
@@ -272,7 +268,7 @@ class _ModelRank:
             is_there = isinstance(there, TensorRef) and math.prod(there.shape) > 0
             if self.is_stage_3 and not is_there and called.get(parameter.name, parameter.name) not in known:
                 weights[parameter.name] = state[parameter.name].pop(_MASTER)
-        shared = _mapping(root.get("shared_params"))
+        shared = mapping(root.get("shared_params"))
         for name in [*module, *weights]:
             if (given := weights.get(name) or weights.get(shared.get(name, ""))) is not None:
                 module[name] = given
@@ -302,11 +298,11 @@ class _ModelRank:
             if not isinstance(masters, list):
                 return {}
             # An elastic checkpoint has a list instead of the optimizer's state.
-            state = dict(enumerate(base)) if isinstance(base, list) else _mapping(_mapping(base).get("state"))
-            file.require_few(sum(len(_mapping(state_of_vector)) for state_of_vector in state.values()))
+            state = dict(enumerate(base)) if isinstance(base, list) else mapping(mapping(base).get("state"))
+            file.require_few(sum(len(mapping(state_of_vector)) for state_of_vector in state.values()))
             rows = [(i, _MASTER, value) for i, value in enumerate(masters)]
             for i, state_of_vector in state.items():
-                named = _mapping(state_of_vector).items() if type(i) is int else ()
+                named = mapping(state_of_vector).items() if type(i) is int else ()
                 rows += [(i, k, value) for k, value in named if isinstance(k, str) and k != _MASTER]
             for i, name, value in rows:
                 if (placed := file.vector(value)) is not None:
@@ -379,7 +375,7 @@ class _ModelRank:
         shapes = self._shapes(self.models[0].root.get("frozen_param_shapes") or {})
         for i, (name, shape) in enumerate(shapes.items()):
             for rank, file in enumerate(self.models):
-                if (placed := file.vector(_mapping(file.root.get(_FRAGMENTS)).get(name))) is not None:
+                if (placed := file.vector(mapping(file.root.get(_FRAGMENTS)).get(name))) is not None:
                     fragments[rank][i] = placed
             parts = self._cut_each({name: shape}, [-(-math.prod(shape) // len(self.ranks))])
             found += [part._replace(runs=[run._replace(group=i) for run in part.runs]) for part in parts]
@@ -387,13 +383,13 @@ class _ModelRank:
 
     def _groups(self, parameters: Sequence[_Parameter]) -> list[dict[Any, Any]]:
         """Return the optimizer's groups with parameter names instead of vectors."""
-        base = _mapping(self._states[0].get(_BASE[_STAGE_3 if self.is_stage_3 else _STAGES_1_AND_2]))
+        base = mapping(self._states[0].get(_BASE[_STAGE_3 if self.is_stage_3 else _STAGES_1_AND_2]))
         given = base.get("param_groups")
         groups: list[Any] = given if isinstance(given, list) else []
         owner: dict[int, int] = {}
         n_values = 0
         for number, group in enumerate(groups):
-            params = _mapping(group).get("params")
+            params = mapping(group).get("params")
             if isinstance(params, list):
                 self.ranks[0].require_few(n_values := n_values + len(params))
                 owner |= {param: number for param in params if type(param) is int}

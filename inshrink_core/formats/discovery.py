@@ -290,11 +290,9 @@ class Discovery:
         for alike in by_target.values():
             first = next((item for item in alike if not item.path.is_symlink()), alike[0])
             yield first
-            for item in alike:
-                if item is not first:
-                    self.skipped.append(
-                        Skipped(str(item.path), f"a link to {first.path.name}", Fate.DUPLICATE)
-                    )
+            others = (str(item.path) for item in alike if item is not first)
+            reason = f"a link to {first.path.name}"
+            self.skipped += [Skipped(path, reason, Fate.DUPLICATE) for path in others]
 
 
 def _is_part(folder: Path, name: str) -> bool:

@@ -310,9 +310,6 @@ class Fate(StrEnum):
     """Readable and of the same model, but not archived."""
 
 
-_LOST: Final = (Fate.UNREADABLE, Fate.LEFT_OUT)
-
-
 class Skipped(NamedTuple):
     """A file or directory that is no step of the run, or no part of one, and the reason.
 
@@ -340,7 +337,7 @@ class Skipped(NamedTuple):
     @property
     def unreadable(self) -> bool:
         """Whether tensors of the run are lost: the file is unreadable or left out."""
-        return self.fate in _LOST
+        return self.fate in (Fate.UNREADABLE, Fate.LEFT_OUT)
 
     def to_json(self) -> dict[str, Any]:
         """Return the row for the JSON output of the command line.

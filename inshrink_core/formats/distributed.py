@@ -40,6 +40,7 @@ from inshrink_core.formats.torch.pickles import (
     Record,
     StorageRef,
     TensorRef,
+    mapping,
     read_pickle,
 )
 from inshrink_core.formats.torch.zip import is_zip, read_torch_zip
@@ -317,15 +318,12 @@ def _optimizer_of(value: object) -> object:
         return value
     groups = list(groups.values()) if isinstance(groups, dict) else groups
     groups = groups if isinstance(groups, list) else []
-    return {**value, "state": _by_number(items, groups), "param_groups": groups}
-
-
-def _by_number(state: dict[Any, Any], groups: list[Any]) -> dict[Any, Any]:
-    """Return state with integer keys, as in the groups; PyTorch stores these numbers as text."""
-    items = [group.get("params") for group in groups if isinstance(group, dict)]
-    known = (n for params in items if isinstance(params, list) for n in params if type(n) is int)
+    # PyTorch stores the numbers of parameters as text.
+    lists = [group.get("params") for group in groups if isinstance(group, dict)]
+    known = (n for params in lists if isinstance(params, list) for n in params if type(n) is int)
     numbers = {str(n): n for n in known if 0 <= n < _MAX_ITEMS}
-    return {numbers.get(key, key): item for key, item in state.items()}
+    state = {numbers.get(key, key): item for key, item in items.items()}
+    return {**value, "state": state, "param_groups": groups}
 
 
 def _tree_root(nested: dict[Any, Any]) -> dict[Any, Any]:
@@ -348,9 +346,7 @@ def _tree_root(nested: dict[Any, Any]) -> dict[Any, Any]:
 
 def _as_state(loose: dict[Any, Any], root: Mapping[Any, Any]) -> dict[Any, Any]:
     """Return weights under their names in the optimizer's state: Megatron-LM adds a prefix ``model.``."""
-    state = root.get("optimizer")
-    items = state.get("state") if isinstance(state, dict) else None
-    names = items.keys() if isinstance(items, dict) else ()
+    names = mapping(mapping(root.get("optimizer")).get("state"))
     stripped = {key.removeprefix("model."): value for key, value in loose.items() if isinstance(key, str)}
     is_other = len(stripped) == len(loose) and any(name in names and name not in loose for name in stripped)
     return stripped if is_other else loose

@@ -6,7 +6,7 @@ numbers the checkpoints.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby, pairwise
 from typing import Any, Final, NamedTuple
 
@@ -135,7 +135,8 @@ class _Run:
         """Yield the candidates for the order, in order of precedence."""
         epochs = [keys.get("epoch") for keys in self.keys]
         nothing: list[Value] = [()] * len(epochs)
-        counting = [key for key in _sorted_keys(self.keys) if key != "epoch"]
+        present = {key for keys in self.keys for key in keys} - {"epoch"}
+        counting = [*(key for key in STEP_KEYS if key in present), *sorted(present.difference(STEP_KEYS))]
         for key in counting:
             counters = [keys.get(key) for keys in self.keys]
             around = [() if epoch is None or key in _GLOBAL else (epoch,) for epoch in epochs]
@@ -296,8 +297,3 @@ class _Run:
             others = (text for text in self._disagreeing(self.chosen) if text != self.chosen.text)
             doubts += [f"{text} would order them otherwise" for text in others]
         return "; ".join([f"steps come from {'the order of ' * self.is_ordinal}{self.chosen.text}", *doubts])
-
-
-def _sorted_keys(keys: Iterable[Mapping[str, int]]) -> list[str]:
-    found = {key for each in keys for key in each}
-    return sorted(found, key=lambda key: (STEP_KEYS.index(key) if key in STEP_KEYS else len(STEP_KEYS), key))

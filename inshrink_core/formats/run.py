@@ -415,10 +415,8 @@ class Run(Mapping[int, Checkpoint]):
                 stamp = named.parsed.stamps[name]
                 alike = by_size.get(stamp.nbytes, ())
                 steps &= {step for step, other in alike if _content(stamp) == _content(other)}
-            if steps:
-                rows.append((named, Fate.DUPLICATE, named.step if named.step in steps else max(steps)))
-            else:
-                rows.append((named, Fate.BRANCH, named.step))
+            step = max(steps) if steps and named.step not in steps else named.step
+            rows.append((named, Fate.DUPLICATE if steps else Fate.BRANCH, step))
         return tuple(rows)
 
     @functools.cached_property

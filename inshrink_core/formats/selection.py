@@ -276,14 +276,11 @@ def main_model(
     """
     partial = [checkpoint for checkpoint in parsed if not checkpoint.weight_shapes]
     models: list[list[ParsedCheckpoint]] = []
-    for checkpoint in parsed:
-        if not checkpoint.weight_shapes:
-            continue
+    for checkpoint in (item for item in parsed if item.weight_shapes):
         model = next((model for model in models if not are_other_models(model[0], checkpoint)), None)
         if model is None:
-            models.append([checkpoint])
-        else:
-            model.append(checkpoint)
+            models.append(model := [])
+        model.append(checkpoint)
 
     def merit(model: Sequence[ParsedCheckpoint]) -> tuple[int, int]:
         numbered = sum(bool(item.steps) or is_numbered(item.path.name) for item in model)

@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
 
 from isal.isal_zlib import crc32
@@ -27,9 +26,9 @@ from inshrink_core.checkpoint import (
 from inshrink_core.errors import DamagedError, NotFoundError
 from inshrink_core.execution.files import cached_parts
 from inshrink_core.execution.resources import Limits, new_buffer
-from inshrink_core.formats.checksums import Damage, FileChecks, PackedZip, digest_beside
+from inshrink_core.formats.checksums import Damage, FileChecks, PackedZip
 from inshrink_core.formats.disk import ByteCounter, FileStamp, ReadableFile
-from inshrink_core.formats.state_tree import Placed, extent, is_shared
+from inshrink_core.formats.state_tree import Piece, Placed, extent, is_shared
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -55,7 +54,7 @@ class FileSource:
     paths, stamps
         Path and stamp of every file by relative path; files that changed since are refused.
     places
-        Tensor key to file number and place; files are numbered as in `stamps`.
+        Tensor key to its place, with at least one piece; files are numbered as in `stamps`.
     counter
         Counts every byte read.
     zips
@@ -71,9 +70,9 @@ class FileSource:
         self,
         paths: Mapping[str, Path],
         stamps: Mapping[str, FileStamp],
-        places: Mapping[str, tuple[int, Placed]],
+        places: Mapping[str, Placed],
         counter: ByteCounter,
-        zips: Mapping[str, Sequence[PackedZip]] = MappingProxyType({}),
+        zips: Mapping[str, Sequence[PackedZip]],
     ) -> None:
         self._paths, self._stamps, self._places, self._counter = paths, stamps, places, counter
         self._zips = zips
@@ -90,26 +89,19 @@ class FileSource:
         """Return the checksums of a file, located at the first access to its bytes."""
         with self._lock:
             if name not in self._checks:
-                tensors = self._extents.get(name, [])
                 accepted = [item for item in self.accepted if item.file == name]
-                digest = digest_beside(self._paths[name])
-                zips = self._zips.get(name, ())
-                self._checks[name] = FileChecks(file, name, tensors, digest, accepted, zips)
+                tensors, zips = self._extents.get(name, []), self._zips.get(name, ())
+                self._checks[name] = FileChecks(file, name, tensors, accepted, zips)
             return self._checks[name]
 
     @functools.cached_property
     def _extents(self) -> dict[str, list[tuple[str, int, int]]]:
         """Key, first byte and extent of the tensors, or their pieces, in each file."""
         found: dict[str, list[tuple[str, int, int]]] = {}
-        for key, (number, full) in self._places.items():
-            for items, place in self._pieces(number, full):
-                found.setdefault(items, []).append((key, place.offset, place.span))
+        for key, placed in self._places.items():
+            for _, file, place in placed.pieces:
+                found.setdefault(self._names[file], []).append((key, place.offset, place.span))
         return found
-
-    def _pieces(self, number: int, placed: Placed) -> list[tuple[str, Placed]]:
-        """Return file and place of every piece of a tensor; for an unsplit tensor, its only one."""
-        items = [(piece.file, piece.placed) for piece in placed.pieces] or [(number, placed)]
-        return [(self._names[file], place) for file, place in items]
 
     def read(self, spec: TensorSpec, *, checked: bool = True) -> Tensor:
         """Return a tensor as a contiguous copy, after comparing it with the checksums of its file.
@@ -132,16 +124,15 @@ class FileSource:
         """
         import torch
 
-        number, placed = self._place(spec)
+        placed = self._place(spec)
         dtype = getattr(torch, placed.dtype)
         if not math.prod(placed.shape):
             return torch.empty(placed.shape, dtype=dtype)
-        items = self._pieces(number, placed)
-        if len(items) == 1:
-            return self._read(*items[0], checked=checked)
+        if len(placed.pieces) == 1:
+            return self._read(placed.pieces[0], checked=checked)
         full = torch.empty((*placed.shape, dtype.itemsize), dtype=torch.uint8)
-        for piece, (file_name, place) in zip(placed.pieces, items, strict=True):
-            part = self._read(file_name, place, checked=checked).reshape(-1).view(torch.uint8)
+        for piece in placed.pieces:
+            part = self._read(piece, checked=checked).reshape(-1).view(torch.uint8)
             target = full if piece.box is None else full[piece.box.slices]
             target.copy_(part.reshape(target.shape))
         return full.reshape(-1).view(dtype).reshape(placed.shape)
@@ -153,26 +144,26 @@ class FileSource:
         from inshrink_core.ops.flat import flattened
         from inshrink_core.ops.sample import SAMPLE_RUN, SAMPLE_RUNS, sample
 
-        number, placed = self._place(spec)
-        strided = placed.stride is not None or bool(placed.pieces)
-        if strided or placed.dtype == "bool" or placed.span < _SAMPLED_NBYTES:
+        (_, file_number, placed), *others = self._place(spec).pieces
+        if others or placed.stride is not None or placed.dtype == "bool" or placed.span < _SAMPLED_NBYTES:
             return sample(flattened(self.read(spec, checked=False)))
         itemsize = DTYPE_SIZES[placed.dtype]
         apart = placed.span // itemsize // SAMPLE_RUNS * itemsize
         starts = range(placed.offset, placed.offset + SAMPLE_RUNS * apart, apart)
-        with self._open(self._names[number]) as file:
+        with self._open(self._names[file_number]) as file:
             runs = file.read_runs(starts, SAMPLE_RUN * itemsize)
         return torch.frombuffer(runs, dtype=getattr(torch, placed.dtype))
 
-    def _place(self, spec: TensorSpec) -> tuple[int, Placed]:
+    def _place(self, spec: TensorSpec) -> Placed:
         if spec.key not in self._places:
             raise NotFoundError(f"no tensor '{spec.key}' in these files")
         return self._places[spec.key]
 
-    def _read(self, name: str, placed: Placed, *, checked: bool) -> Tensor:
-        """Return the tensor at one place, contiguous."""
+    def _read(self, piece: Piece, *, checked: bool) -> Tensor:
+        """Return one piece of a tensor, contiguous."""
         import torch
 
+        name, placed = self._names[piece.file], piece.placed
         dtype = getattr(torch, placed.dtype)
         with self._open(name) as file:
             if checked:
@@ -214,13 +205,13 @@ class FileSource:
 
     def _odd_bools(self, file: ReadableFile, checks: FileChecks, region: Region) -> bytes:
         """Return offset, size and bytes of bools with a byte above 1, which `read` returns as true."""
-        if any(self._places[member.key][1].dtype != "bool" for member in region.members):
+        if any(self._places[member.key].dtype != "bool" for member in region.members):
             return b""
         data = bytes(checks.read(file, region.offset, region.nbytes))
         return b"" if max(data, default=0) <= 1 else _ODD_BOOLS.pack(region.offset, region.nbytes) + data
 
     def _holes(self, file: ReadableFile, checks: FileChecks, region: Region) -> bytes:
-        rows = ((self._places[member.key][1], member.box) for member in region.members)
+        rows = ((self._places[member.key], member.box) for member in region.members)
         mask = _hole_mask(region, [(p.dtype, p.shape if box is None else box.sizes) for p, box in rows])
         if mask is None:
             return b""
@@ -366,11 +357,7 @@ class _Writer:
         self.crcs = [0] * len(self.entries)
         self.next_entry = 0
 
-    def write(self, data: bytes | memoryview) -> None:
-        for part in cached_parts(data):
-            self._write_part(part)
-
-    def _write_part(self, view: memoryview) -> None:
+    def write(self, view: memoryview) -> None:
         self.file.write(view)
         start, end = self.at, self.at + len(view)
         self.at = end
@@ -603,7 +590,8 @@ def write_layout(
     # Consecutive pieces of a tensor cut by rows share one decoded copy.
     read = functools.lru_cache(maxsize=1)(checkpoint.source.read)
     for piece in restored.pieces:
-        writer.write(restored.decoded(piece, read))
+        for part in cached_parts(restored.decoded(piece, read)):
+            writer.write(part)
         for member in piece.region.members if piece.region else ():
             progress(member.key)
     writer.patch_checksums()

@@ -8,7 +8,8 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
@@ -25,7 +26,7 @@ from inshrink_core.checkpoint import (
 )
 from inshrink_core.errors import DamagedError, clipped
 from inshrink_core.formats.matching.laws import Claims, Slot, claims_of_headers
-from inshrink_core.formats.torch.pickles import TensorParts, TensorRef
+from inshrink_core.formats.torch.pickles import TensorParts, TensorRef, mapping
 
 MODEL_KEYS: Final = ("state_dict", "model_state_dict", "model", "module", "net", "params", "weights")
 MODELS_KEYS: Final = ("models", "networks", "nets", "agents", "policies")
@@ -292,9 +293,7 @@ def strip_wrappers(names: list[str]) -> list[str]:
             break
     if stripped == names:
         return names
-    seen: dict[str, int] = {}
-    for name in stripped:
-        seen[name] = seen.get(name, 0) + 1
+    seen = Counter(stripped)
     return [new if new and seen[new] == 1 else old for old, new in zip(names, stripped, strict=True)]
 
 
@@ -340,13 +339,7 @@ class _Walker:
         return name
 
     def tensors(self, value: object, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, TensorRef]]:
-        if isinstance(value, dict):
-            items: Any = value.items()
-        elif isinstance(value, (list, tuple)):
-            items = enumerate(value)
-        else:
-            return
-        for key, item in items:
+        for key, item in _items(value):
             self.spend(1)
             if isinstance(item, TensorRef):
                 yield self.name(prefix, key), item
@@ -383,17 +376,23 @@ class _Walker:
                 placed = self.place(entry)
                 if placed is not None and placed.span >= _MIN_DEFERRED_BYTES:
                     found.setdefault(path, placed)
-            elif isinstance(entry, (dict, list, tuple)):
-                items: Any = entry.items() if isinstance(entry, dict) else enumerate(entry)
+            else:
                 inner = [
                     (f"{path}.{key}", item)
-                    for key, item in items
+                    for key, item in _items(entry)
                     if isinstance(item, (dict, list, tuple, TensorRef))
                     and (type(key) is int or (type(key) is str and len(path) + len(key) < _MAX_NAME))
                 ]
                 room -= sum(len(path) for path, _ in inner)
                 waiting += reversed(inner)
         return [Named(path, TensorRole.EXTRA, placed) for path, placed in found.items()]
+
+
+def _items(value: object) -> Iterable[tuple[Any, Any]]:
+    """Return the items of a mapping, or those of a sequence by number; nothing for another value."""
+    if isinstance(value, dict):
+        return value.items()
+    return enumerate(value) if isinstance(value, (list, tuple)) else ()
 
 
 def _is_optimizer(value: object) -> bool:
@@ -415,12 +414,10 @@ def _is_state_dict(value: object, walker: _Walker) -> bool:
     if not isinstance(value, (dict, list, tuple)) or not value:
         return False
     walker.spend(len(value))
-    items = value.items() if isinstance(value, dict) else enumerate(value)
-    tensors = [key for key, v in items if isinstance(v, (TensorRef, TensorParts))]
+    tensors = [key for key, v in _items(value) if isinstance(v, (TensorRef, TensorParts))]
     is_dotted = any(isinstance(key, str) and "." in key for key in tensors)
     ignored = _PLAIN if is_dotted else (type(None),)
-    rows = value.values() if isinstance(value, dict) else value
-    return len(tensors) * 2 > sum(not isinstance(v, ignored) for v in rows)
+    return len(tensors) * 2 > sum(not isinstance(v, ignored) for _, v in _items(value))
 
 
 def _is_model(value: object, walker: _Walker) -> bool:
@@ -451,7 +448,7 @@ def _models(value: object, name: str, walker: _Walker, depth: int = 0) -> Iterat
     elif depth < _MAX_NESTED and not _is_optimizer(inner):
         # Deeper values count as models only if their key is a model's key.
         is_known = is_average_name(name) or name in MODELS_KEYS
-        items = list(islice(inner.items() if isinstance(inner, dict) else enumerate(inner), _MAX_MODELS))
+        items = list(islice(_items(inner), _MAX_MODELS))
         walker.spend(len(items))
         is_known_list = is_known or isinstance(inner, (list, tuple))
         rows = [(key, item) for key, item in items if isinstance(item, (dict, list, tuple)) and item]
@@ -657,8 +654,7 @@ def _is_parameter(key: object, value: object) -> bool:
 
 def _read_save(root: dict[Any, Any], described: dict[Any, Any], walker: _Walker) -> StateTree:
     """Return the parts of a saver's file, following its explicit keys."""
-    also, buffers = root.get("also"), described.get("buffers")
-    parts = {"": root, **(also if isinstance(also, dict) else {})}
+    buffers, parts = described.get("buffers"), {"": root, **mapping(root.get("also"))}
     model: list[tuple[str, Placed]] = []
     optimizers: list[Optimizer] = []
     for name, part in parts.items():
@@ -736,19 +732,15 @@ def _parameters(optimizers: Sequence[Sequence[Optimizer]]) -> Iterator[_Paramete
             n_optimizers += 1
 
 
-def parameters_of(model: Iterable[tuple[int, str, Placed]]) -> dict[str, tuple[int, ...]]:
+def parameters_of(model: Mapping[str, tuple[int, Placed]]) -> dict[str, tuple[int, ...]]:
     """Return the shapes of all tensors whose names are not buffer names; tied tensors count once."""
-    seen: set[tuple[int, Placed]] = set()
-    found: dict[str, tuple[int, ...]] = {}
-    for file, name, placed in model:
-        if (file, placed) not in seen and not is_buffer(name, placed.dtype):
-            found[name] = placed.shape
-        seen.add((file, placed))
-    return found
+    first: dict[tuple[int, Placed], str] = {}
+    rows = ((name, place[1]) for name, place in model.items() if first.setdefault(place, name) == name)
+    return {name: placed.shape for name, placed in rows if not is_buffer(name, placed.dtype)}
 
 
 def assign_roles(
-    model: Sequence[tuple[int, str, Placed]],
+    model: Mapping[str, tuple[int, Placed]],
     optimizers: Sequence[Sequence[Optimizer]],
     *,
     ordered: bool = True,
@@ -760,7 +752,7 @@ def assign_roles(
     Parameters
     ----------
     model
-        File number, name and place of weights and buffers, in order; tied names have equal places.
+        File number and place of weights and buffers by name, in order; tied names have equal places.
     optimizers
         For each file, its optimizers.
     ordered
@@ -780,11 +772,12 @@ def assign_roles(
     """
     free = parameters_of(model)
     every = list(_parameters(optimizers))
-    averaged = twins({name: placed.shape for _, name, placed in model}, models)
+    shapes = {name: placed.shape for name, (_, placed) in model.items()}
+    averaged = twins(shapes, models)
     if models or averaged:
         weights = {n: shape for n, shape in free.items() if n not in averaged and not model_of(n, models)}
         if sum(len(item.slots) for item in every) > len(weights):
-            averaged = twins({name: placed.shape for _, name, placed in model}, models, models)
+            averaged = twins(shapes, models, models)
             weights = {n: shape for n, shape in free.items() if n not in averaged or not model_of(n, models)}
         free = weights
     named = {name for item in every for name in item.names.values()}
@@ -813,7 +806,7 @@ def assign_roles(
     loose = free.keys() - used if any_state and not unmatched else set()
     loose = {name for name in loose if model_of(name, models) in trained}
     roles = []
-    for file, name, placed in model:
+    for name, (file, placed) in model.items():
         source = averaged.get(name, name)
         is_frozen = len(placed.shape) >= 2 and source.endswith("weight")
         beside = is_buffer(source, placed.dtype) or (source in loose and not is_frozen)

@@ -252,10 +252,9 @@ def rehearse_writing(checkpoint: Checkpoint, limits: Limits) -> None:
         As for `write_checkpoint`, except errors of the target directory.
     """
     layout = restorable_layout(checkpoint)
-    writers, _ = _writers(checkpoint, layout, None, limits, _ignore)
+    writers, nbytes = _writers(checkpoint, layout, None, limits, _ignore)
     check_names(writers, checkpoint.origin)
     if limits.max_disk is not None:
-        nbytes = written_nbytes(checkpoint, layout)
         limits.require_disk(nbytes, Path(), f"writing step {checkpoint.step}", checkpoint.origin)
     for write in writers.values():
         write(cast("IO[bytes]", _NullFile()))

@@ -13,6 +13,7 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 from inshrink_core.formats.disk import natural_key
@@ -170,12 +171,13 @@ def by_order(slots: Sequence[Slot], weights: Mapping[str, Shape]) -> tuple[Claim
     doubted: set[str] = set()
     items = {(slot.optimizer, slot.group, slot.shape) for slot in slots}
     n_groups = Counter((optimizer, shape) for optimizer, _, shape in items)
-    for of_optimizer in _by_optimizer(slots):
+    for of_optimizer in _groups(slots, "optimizer"):
         readings = list(_readings(_groups(of_optimizer), weights))
         if not readings or not all(apart for _, apart in readings):
             doubted |= {slot.key for slot in of_optimizer if n_groups[slot.optimizer, slot.shape] > 1}
         if readings:
-            found |= _common(claims for claims, _ in readings)
+            first, *others = (claims for claims, _ in readings)
+            found |= {key: n for key, n in first.items() if all(claims.get(key) == n for claims in others)}
         elif len(slots) == len(of_optimizer):
             for group in _groups(of_optimizer):
                 places = zip(group, _embedded(group, weights, {}), strict=False)
@@ -184,18 +186,8 @@ def by_order(slots: Sequence[Slot], weights: Mapping[str, Shape]) -> tuple[Claim
     return {key: name for key, name in found.items() if times[name] == 1}, frozenset(doubted)
 
 
-def _by_optimizer(slots: Iterable[Slot]) -> list[list[Slot]]:
-    return [list(items) for _, items in itertools.groupby(slots, key=lambda slot: slot.optimizer)]
-
-
-def _groups(slots: Iterable[Slot]) -> list[list[Slot]]:
-    return [list(items) for _, items in itertools.groupby(slots, key=lambda slot: slot.group)]
-
-
-def _common(readings: Iterable[Claims]) -> dict[str, str]:
-    """Return the claims that all readings share."""
-    first, *others = map(dict, readings)
-    return {k: name for k, name in first.items() if all(claims.get(k) == name for claims in others)}
+def _groups(slots: Iterable[Slot], field: str = "group") -> list[list[Slot]]:
+    return [list(items) for _, items in itertools.groupby(slots, key=attrgetter(field))]
 
 
 def _readings(
@@ -232,11 +224,8 @@ def _readings(
 def _parts(names: Sequence[str]) -> list[str]:
     """Return the model part of each tensor: the module below the common prefix of all names."""
     split = [name.split(".") for name in names]
-    n_common = 0
-    if split:
-        first, last = min(split), max(split)
-        while n_common < min(len(first), len(last)) - 1 and first[n_common] == last[n_common]:
-            n_common += 1
+    pairs = zip(min(split)[:-1], max(split)[:-1], strict=False) if split else ()
+    n_common = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
     return [".".join(item[: n_common + 1]) for item in split]
 
 

@@ -181,16 +181,12 @@ def _matched(scores: NDArray[np.float64]) -> Iterator[tuple[int, int]]:
         scores[row], scores[:, column] = -np.inf, -np.inf
 
 
-class Evidence:
-    """The findings from values: certain matches, and margins of claims."""
+def _certain(classes: Sequence[_Class]) -> dict[str, str]:
+    return {key: name for group in classes for key, name in group.best().items()}
 
-    def __init__(self, classes: Sequence[_Class]) -> None:
-        self._classes = classes
-        self.certain = {key: name for group in classes for key, name in group.best().items()}
 
-    def margins(self, claims: Claims) -> dict[str, float]:
-        """Return by how many standard errors each slot fits its claimed weight better than any other."""
-        return {key: margin for group in self._classes for key, margin in group.margins(claims).items()}
+def _margins(classes: Sequence[_Class], claims: Claims) -> dict[str, float]:
+    return {key: margin for group in classes for key, margin in group.margins(claims).items()}
 
 
 def gather(
@@ -199,8 +195,8 @@ def gather(
     free: Mapping[str, tuple[int, ...]],
     read: Callable[[int], Checkpoint],
     claims: Claims,
-) -> Evidence:
-    """Measure how weights moved between the first checkpoints of a run.
+) -> list[_Class]:
+    """Measure how weights moved between the first checkpoints of a run, for each shape.
 
     Parameters
     ----------
@@ -214,7 +210,6 @@ def gather(
         Claims that select slots where one shape has too many.
     """
     classes = _classes_of(slots, free, claims)
-    found = Evidence(classes)
     alike = {slot.key for group in classes if len(group.names) > 1 for slot in group.slots}
     for before, after in list(itertools.pairwise(steps))[:N_PAIRS]:
         ends = read(before), read(after)
@@ -222,15 +217,14 @@ def gather(
         with suppress(InshrinkError, OSError):
             for group in classes:
                 group.compare(*ends)
-        found = Evidence(classes)
-        certain = found.certain
+        certain = _certain(classes)
         # Stop early if a law covers all slots, contradicts none of the certain matches, and the certain
         # matches cover at least half of the ambiguous slots: the law then fills in the rest.
         agreed = all(claims.get(key) == name for key, name in certain.items())
         law_holds = agreed and len(claims) == len(slots) and len(alike) <= 2 * len(certain.keys() & alike)
         if law_holds or sum(len(group.slots) for group in classes) == len(certain):
             break
-    return found
+    return classes
 
 
 def _classes_of(slots: Sequence[Slot], free: Mapping[str, tuple[int, ...]], claims: Claims) -> list[_Class]:
@@ -312,23 +306,24 @@ def match_slots(
         orders.append({name: free[name] for name in in_order(free, order)})
     claimed = [by_order(slots, row) for row in orders]
     laws = [known or {}, *(claims for claims, _ in claimed), by_number(slots, free)]
-    seen = gather(steps, slots, free, read, next(filter(None, laws), {}))
+    classes = gather(steps, slots, free, read, next(filter(None, laws), {}))
+    certain = _certain(classes)
     alike = Counter(free.values())
-    telling = {key: name for key, name in seen.certain.items() if alike[free[name]] > 1}
-    found = dict(seen.certain)
+    telling = {key: name for key, name in certain.items() if alike[free[name]] > 1}
+    found = dict(certain)
 
     def fill(more: Claims) -> None:
-        margins = seen.margins(found | dict(more)) if more else {}
+        margins = _margins(classes, found | dict(more)) if more else {}
         found.update({key: name for key, name in more.items() if margins.get(key, 0.0) > -_CLEAR})
 
     doubted = frozenset().union(*(unsure for _, unsure in claimed))
     alone = by_shape(slots, free)
     for law in [*laws, alone]:
-        agreed = [key for key, name in law.items() if seen.certain.get(key) == name]
-        if any(seen.certain.get(key, name) != name for key, name in law.items()):
+        agreed = [key for key, name in law.items() if certain.get(key) == name]
+        if any(certain.get(key, name) != name for key, name in law.items()):
             continue
         if telling and law is not known and law is not alone:
-            confirmed = {key for key, margin in seen.margins(law).items() if margin >= _CLEAR}
+            confirmed = {key for key, margin in _margins(classes, law).items() if margin >= _CLEAR}
             clear = {key for key in confirmed if alike[free[law[key]]] > 1}
             if len(clear.union(key for key in agreed if key in telling)) < _FEWEST_CONFIRMED:
                 continue

@@ -25,7 +25,8 @@ import io
 import pickle
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any, Final, NamedTuple
 
@@ -104,14 +105,12 @@ class RecordType(NamedTuple):
     name: str
 
 
+@dataclass(eq=False, slots=True)
 class Record:
     """An object described by the pickle: the name of its class and its state."""
 
-    __slots__ = ("kind", "state")
-
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
-        self.state: object = None
+    kind: str
+    state: object = None
 
 
 class StorageRef(NamedTuple):
@@ -158,27 +157,15 @@ class OddTensor(TensorRef):
         self.kind, self.args = kind, args
 
 
+@dataclass(frozen=True, slots=True)
 class _OddKey:
     """A stand-in for a mapping key whose hash an attacker could choose.
 
     Keys are compared by text, which Python hashes with a secret of the process.
     """
 
-    __slots__ = ("shown", "text")
-
-    def __init__(self, text: str, shown: str) -> None:
-        self.text, self.shown = text, shown
-
-    @classmethod
-    def of(cls, place: int) -> _OddKey:
-        """Return the stand-in for the object at a memory address."""
-        return cls(f"object {place}", "object")
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _OddKey) and other.text == self.text
-
-    def __hash__(self) -> int:
-        return hash(self.text)
+    text: str
+    shown: str = field(default="object", compare=False)
 
     def __str__(self) -> str:
         return self.shown
@@ -225,7 +212,7 @@ class _Mapping(dict[Any, Any]):
             text = ", ".join(map(_written, parts))
             return _OddKey(f"{type(key)} {text}", clipped(text if parts is not key else f"({text})"))
         # Each opcode makes a new object, and the program cannot choose memory addresses.
-        return _OddKey.of(id(key))
+        return _OddKey(f"object {id(key)}")
 
 
 def _of_python_3(module: str, name: str) -> tuple[str, str]:
@@ -308,7 +295,7 @@ class Foreign(Opaque, _Mapping):
                 spend(len(params) + len(group))
                 order = [numbers.setdefault(id(param), len(numbers)) for param in params]
                 numbered.append(_mapping_of({**group, "params": _Sequence(order)}.items()))
-        found = ((number, state.get(_OddKey.of(place))) for place, number in numbers.items())
+        found = ((number, state.get(_OddKey(f"object {place}"))) for place, number in numbers.items())
         self["state"] = _mapping_of((number, items) for number, items in found if items is not None)
         self["param_groups"] = numbered
 
@@ -326,6 +313,11 @@ class _Sequence(list[Any]):
 
     def __setitem__(self, key: object, value: object) -> None:
         raise _MalformedError("pairs for something that is no mapping")
+
+
+def mapping(value: object) -> Mapping[Any, Any]:
+    """Return a value of a pickle if it is a mapping, otherwise an empty one."""
+    return value if isinstance(value, dict) else {}
 
 
 def _mapping_of(pairs: Any) -> _Mapping:
@@ -534,10 +526,10 @@ _REPLACED: Final = {
     b"o": _ask(_CALL_ITEMS, b"tN"),  # OBJ
 }
 
-_SIZES: Final = {b"X": 4, b"T": 4, b"B": 4, b"\x8b": 4, b"\x8a": 1, b"\x8c": 1, b"U": 1, b"C": 1} | {
-    b"\x8d": 8,
-    b"\x8e": 8,
-    b"\x96": 8,
+_SIZES: Final = {
+    bytes([sign]): size
+    for size, signs in ((1, b"\x8a\x8cUC"), (4, b"\x8bXTB"), (8, b"\x8d\x8e\x96"))
+    for sign in signs
 }
 """Opcodes whose value follows its size, with the width of the size field in bytes."""
 
