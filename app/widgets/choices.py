@@ -79,23 +79,3 @@ def codec_labels(*, searched: bool = False) -> dict[str, str]:
     return {
         name: kind.label or name for name, kind in kinds.items() if kind.tuning is not None or not searched
     }
-
-
-def ask_for_tunable(codec: str, page: str) -> dict[str, Any]:
-    """Draw the tunable parameter of a codec and return its settings; empty without one."""
-    kind = get_codec(codec)
-    if kind.tuning is None:
-        return {}
-    tunable = kind.tuning.tunable
-    default = getattr(kind(), tunable.settings[0])
-    value = st.select_slider(
-        tunable.label or tunable.settings[0],
-        sorted({*tunable.values, default}, reverse=tunable.is_coarser(0, 1)),
-        default,
-        format_func="{:g}".format,
-        key=f"{page}.{codec}.{tunable.settings[0]}",
-        help=f"{tunable.unit.capitalize()}. To the right, frames are smaller and errors larger.".removeprefix(
-            ". "
-        ),
-    )
-    return kind.tuning.settings(value)

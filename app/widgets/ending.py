@@ -16,17 +16,9 @@ from inshrink_core import analysis, verbs
 from inshrink_core.request import Request, python_call
 
 
-def requests(asked: Requests, key: str = "snippets") -> None:
-    """Draw the requests that a job of the page performs, as shell commands and in Python.
-
-    Parameters
-    ----------
-    asked
-        The requests, in order.
-    key
-        Distinguishes two on one page.
-    """
-    snippets(shell_text(asked), python_text(asked), key)
+def requests(asked: Requests) -> None:
+    """Draw the requests that a job of the page performs, in order: as shell commands and in Python."""
+    snippets(shell_text(asked), python_text(asked))
 
 
 @st.fragment

@@ -16,6 +16,7 @@ from inshrink_app.widgets.ending import shell_text
 from inshrink_app.widgets.layout import Fact, answer, facts
 from inshrink_app.widgets.quality import bound_text
 
+from inshrink_core.codec import get_codec
 from inshrink_core.verbs.restore import Restore
 
 _MAX_NAMED = 10
@@ -184,7 +185,21 @@ def _codec(shown: Subject) -> tuple[str, dict[str, Any]]:
         return str(edited["codec"]), engine_settings(edited)
     names = choices.codec_labels()
     codec = choices.one_of_many("export", "Codec", "codec", names, next(iter(names)), _CODEC_HELP)
-    return codec, choices.ask_for_tunable(codec, "export")
+    kind = get_codec(codec)
+    if kind.tuning is None:
+        return codec, {}
+    tunable = kind.tuning.tunable
+    default = getattr(kind(), tunable.settings[0])
+    tip = "To the right, frames are smaller and errors larger."
+    value = st.select_slider(
+        tunable.label or tunable.settings[0],
+        sorted({*tunable.values, default}, reverse=tunable.is_coarser(0, 1)),
+        default,
+        format_func="{:g}".format,
+        key=f"export.{codec}.{tunable.settings[0]}",
+        help=f"{tunable.unit.capitalize()}. {tip}" if tunable.unit else tip,
+    )
+    return codec, kind.tuning.settings(value)
 
 
 def _optimizer(shown: Subject, codec: str, config: dict[str, Any]) -> str:
