@@ -110,8 +110,6 @@ def test_weights_only_export_is_compared_with_the_original_run(archive_path, run
 
 
 def test_export_refuses_what_makes_no_sense(archive_path, tmp_path):
-    with pytest.raises(NotFoundError, match="no frame of step 7"):
-        inshrink_core.verbs.export(archive_path, tmp_path / "m", step=7)
     with pytest.raises(InputError, match="≥ 1"):
         inshrink_core.verbs.export(archive_path, tmp_path / "m", weights_only=True, ratio=0.5)
     (tmp_path / "there").write_text("mine")
