@@ -1,5 +1,6 @@
 """Processes that a test starts, and what /proc tells of them."""
 
+import socket
 import subprocess
 import time
 from pathlib import Path
@@ -8,6 +9,13 @@ from pathlib import Path
 def ran(*command, **options):
     """Run a command to its end; return its exit code and what it has said."""
     return subprocess.run(command, capture_output=True, text=True, check=False, **options)
+
+
+def free_port():
+    """Return a port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 def until(condition, seconds=200):

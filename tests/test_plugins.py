@@ -1,6 +1,5 @@
 """Entry points: ours are found without asking every installed distribution."""
 
-import subprocess
 import sys
 from importlib.metadata import EntryPoint
 
@@ -11,6 +10,7 @@ import inshrink_lab
 from inshrink_core import plugins
 from inshrink_core.cli import application
 from inshrink_core.errors import InputError
+from tests.processes import ran
 
 
 @pytest.fixture
@@ -120,8 +120,7 @@ assert main(["inspect", archive]) == main(["compare", archive, "--against", run]
 assert main(["search", run, "--trust-run", "--max-drop", "0.05", "--steps", "100,200", "--budget", "2"]) == 0
 assert main(["rehearse", "char-gpt"]) == main(["compress", run, "-o", archive + "2", "--codec", "qd"]) == 2
 """
-    command = [sys.executable, "-c", program, str(tmp_path / "a.inshrink"), str(tmp_path / "restored")]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = ran(sys.executable, "-c", program, str(tmp_path / "a.inshrink"), str(tmp_path / "restored"))
     assert done.returncode == 0, done.stderr
     assert "there is no verb 'rehearse'" in done.stderr
     assert "there is no codec 'qd'; choose one of inshrinkerator, lattice, lossless, moments" in done.stderr

@@ -5,7 +5,6 @@ import http.client
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,7 +14,7 @@ from urllib.parse import urlencode
 
 import pytest
 
-from tests.processes import until
+from tests.processes import free_port, until
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 ARGUMENTS = [
@@ -127,10 +126,7 @@ class Server:
     """The explorer in a process of its own, over one folder; its state lies beside the folder."""
 
     def __init__(self, folder: Path) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-        self.folder = folder
+        self.port, self.folder = free_port(), folder
         self.address = f"http://127.0.0.1:{self.port}"
         self.log = folder.parent / "server.log"
         self.process: subprocess.Popen[bytes] | None = None

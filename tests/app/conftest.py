@@ -16,6 +16,7 @@ from streamlit.testing.v1 import AppTest
 
 import inshrink_core
 from tests.app.browser import ARGUMENTS, CHROMIUM, Server, new_page
+from tests.app.builders import sensitivity_table, write_run
 from tests.app.job_stubs import StubJobs, write_slow_run
 
 MAY_BEGIN = board.may_begin
@@ -62,6 +63,13 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> StubJobs:
     stub = StubJobs()
     monkeypatch.setattr(job_services, "registry", lambda: stub)
     return stub
+
+
+@pytest.fixture
+def run(root: Path, jobs: StubJobs) -> Path:
+    """Return a run whose metrics are measured at once."""
+    jobs.answers["sensitivity"] = sensitivity_table()
+    return write_run(root / "run")
 
 
 @pytest.fixture(scope="session")

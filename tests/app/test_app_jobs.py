@@ -295,9 +295,7 @@ def test_a_queued_job_can_be_cancelled_before_it_begins_and_asked_for_again(tmp_
 
 
 def test_a_job_that_the_system_does_not_start_fails_in_words_and_lets_the_next_one_in(tmp_path):
-    def refuse(job: Job) -> Any:
-        raise OSError(11, "Resource temporarily unavailable")
-
+    refuse = Mock(side_effect=OSError(11, "Resource temporarily unavailable"))
     jobs = JobRegistry(refuse, tmp_path, most=1)
     for key in "ab":
         job = jobs.start(asked(key))

@@ -15,6 +15,7 @@ from inshrink_app.server import roots
 
 from inshrink_core.errors import InputError, NotFoundError
 from tests.app.builders import write_run
+from tests.processes import free_port
 
 APP = Path(launch.__file__).parent
 MODULES = sorted(APP.rglob("*.py"))
@@ -27,13 +28,6 @@ def started(monkeypatch, root) -> list[dict[str, object]]:
     monkeypatch.setattr(st.App, "run", lambda _self, *, config: configs.append(config))
     monkeypatch.chdir(root)
     return configs
-
-
-def free_port() -> int:
-    """Return a port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def test_the_server_is_local_and_silent_by_default(started, capsys):

@@ -1,7 +1,6 @@
 """The place Run: measuring, what the map shows, its choices in the link, and what a link alone starts."""
 
 import dataclasses
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -54,13 +53,6 @@ def test_a_run_of_one_checkpoint_offers_no_metric_that_needs_two_or_an_optimizer
 
 
 CHOICES = {"metric": "magnitude", "by": "block", "stat": "p99", "sort": "share"}
-
-
-@pytest.fixture
-def run(root, jobs) -> Path:
-    """Return a run whose metrics are measured at once."""
-    jobs.answers["sensitivity"] = sensitivity_table()
-    return write_run(root / "run")
 
 
 def test_the_link_holds_the_choices_of_the_map_and_unknown_ones_are_the_defaults(run):

@@ -1,20 +1,11 @@
 """A run that grows while it is open: what a look reads, what is kept, and what stays on the page."""
 
-from pathlib import Path
-
-import pytest
 from inshrink_app import services
 from inshrink_app.jobs.registry import JobRegistry
 from inshrink_app.widgets import header as watch
 
-from tests.app.builders import charts, explorer, sensitivity_table, texts, write_run
+from tests.app.builders import charts, explorer, texts, write_run
 from tests.app.job_stubs import scripted, work_of
-
-
-@pytest.fixture
-def run(root, jobs) -> Path:
-    jobs.answers["sensitivity"] = sensitivity_table()
-    return write_run(root / "run")
 
 
 def test_a_look_counts_reruns_only_where_there_is_another_checkpoint(run, monkeypatch):

@@ -3,6 +3,7 @@
 import contextlib
 import os
 from pathlib import Path
+from unittest.mock import Mock
 
 from inshrink_core.archive import ArchiveReader, ArchiveWriter
 from inshrink_core.archive.maintenance import pack_archive
@@ -80,10 +81,7 @@ def flipped(content, start=0, stride=97):
 def refuse(number):
     """Return a call that the system refuses with an error's number."""
 
-    def refused(*_args, **_kwargs):
-        raise OSError(number, os.strerror(number))
-
-    return refused
+    return Mock(side_effect=OSError(number, os.strerror(number)))
 
 
 def make_golden(folder):

@@ -13,26 +13,11 @@ from inshrink_core.errors import (
     NotFoundError,
     StorageError,
 )
-from tests.archive.building import ARCHIVE_ID, META, append, blocks_of, build, contents
+from tests.archive.building import append, blocks_of, build, contents
 
 
 def steps(frames):
     return [frame.step for frame in frames]
-
-
-def test_what_was_written_is_read_back(path):
-    reader = ArchiveReader.open(path)
-    assert reader.archive_id == ARCHIVE_ID
-    assert steps(reader.frames) == [0, 100, 200]
-    assert reader.head == reader.frames[-1]
-    for frame in reader.frames:
-        opened = reader.frame(frame.frame_id)
-        assert contents(reader, frame.frame_id) == blocks_of(frame.step)
-        assert opened.read(opened.entry("model.pt", attachment=True)) == b"skeleton"
-        assert opened.meta == {**META, "step": frame.step}
-        assert opened.entry("conv1.weight").attributes == ("weight", "float32", (77,), False)
-    assert reader.nbytes == sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-    assert check_archive(path) == ()
 
 
 @pytest.mark.single_part

@@ -1,5 +1,7 @@
 """A packed archive reads as the folder does, and damage to any byte of it is told."""
 
+from unittest.mock import Mock
+
 import pytest
 
 from inshrink_core.archive import ArchiveReader, ArchiveWriter, check_archive, is_archive
@@ -91,9 +93,7 @@ def test_replacing_a_packed_archive_does_not_disturb_its_reader(path, packed):
 
 
 def test_cancelled_packing_and_unpacking_leave_nothing_behind(path, packed, tmp_path):
-    def cancel(*_progress):
-        raise KeyboardInterrupt
-
+    cancel = Mock(side_effect=KeyboardInterrupt)
     before = sorted(tmp_path.iterdir())
     with pytest.raises(KeyboardInterrupt):
         pack_archive(ArchiveReader.open(path), tmp_path / "p", progress=cancel)

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from unittest.mock import Mock
 
 import pytest
 
@@ -108,13 +109,11 @@ def test_groups_end_by_their_number_their_size_and_their_age(tmp_path, monkeypat
 
 
 def test_an_interrupted_flush_is_made_up_for_when_the_writer_closes(path, monkeypatch):
-    def interrupt(*_):
-        raise KeyboardInterrupt
 
     writer = ArchiveWriter(path, grouped=True)
     append(writer, 400)
     with monkeypatch.context() as interrupted:
-        interrupted.setattr(os, "fsync", interrupt)
+        interrupted.setattr(os, "fsync", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             writer.flush()
     writer.close()

@@ -10,7 +10,7 @@ from inshrink_core.chain import Archive
 from inshrink_core.chain.meta import QUALITY
 from inshrink_core.evaluate import EvaluatorRequest
 from inshrink_core.verbs.compress import compress
-from tests.runs import model, train
+from tests.runs import write_run
 from tests.search.evaluators import InProcess
 
 EVERY = 5
@@ -39,19 +39,15 @@ EXPLOSIONS = {
 
 def run_with(folder, change=None, at=0, n_saves=N_SAVES):
     """Write a run whose weights explode at one save; training goes on from what it was. Return its models."""
-    folder.mkdir()
-    network = model()
-    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-3)
     states: States = {}
-    for save in range(1, n_saves + 1):
-        train(network, optimizer, range((save - 1) * EVERY, save * EVERY))
-        now = {name: value.clone() for name, value in network.state_dict().items()}
-        if change is not None and save == at:
-            now = {name: change(value) if value.dim() > 1 else value for name, value in now.items()}
-        states[save * EVERY] = now
-        content = {"model": now, "optimizer": optimizer.state_dict(), "step": save * EVERY}
-        torch.save(content, folder / f"step_{save * EVERY}.pt")
-    return states
+    for path in write_run(folder, n_saves, EVERY).iterdir():
+        content = torch.load(path, weights_only=True)
+        if change is not None and content["step"] == at * EVERY:
+            for name, value in content["model"].items():
+                content["model"][name] = change(value) if value.dim() > 1 else value
+            torch.save(content, path)
+        states[content["step"]] = content["model"]
+    return dict(sorted(states.items()))
 
 
 def errors(archive, states):

@@ -2,9 +2,9 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -15,6 +15,7 @@ from inshrink_core.chain import Archive, ChainConfig, ChainWriter
 from inshrink_core.codec import get_codec
 from inshrink_core.errors import MissingFrameError
 from tests.builders import flip, memory_checkpoint
+from tests.processes import ran
 from tests.runs import payloads_of
 
 CODECS = ("inshrinkerator", "lossless")
@@ -88,10 +89,7 @@ def test_the_blocks_are_the_same_where_the_previous_file_is_gone_or_has_changed(
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_nothing_is_decoded_while_the_files_are_there(codec, run_path, tmp_path, monkeypatch):
-    def refuse(*_):
-        raise AssertionError("decoded from the archive")
-
-    monkeypatch.setattr(Archive, "decode", refuse)
+    monkeypatch.setattr(Archive, "decode", Mock(side_effect=AssertionError("decoded from the archive")))
     compress_with_between(run_path, tmp_path / "a.inshrink", codec, leave)
 
 
@@ -147,7 +145,6 @@ def small_and_large(tmp_path_factory):
 def test_the_peak_of_memory_stays_well_below_a_checkpoint(small_and_large, tmp_path):
     # The states of losslessly stored tensors are a whole checkpoint.
     small, large = small_and_large
-    command = [sys.executable, "-c", PEAK, str(small), str(large), str(tmp_path / "a"), "2"]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    done = ran(sys.executable, "-c", PEAK, str(small), str(large), str(tmp_path / "a"), "2")
     checkpoint_nbytes = (large / "step_1.pt").stat().st_size
     assert json.loads(done.stdout) < 0.6 * checkpoint_nbytes

@@ -3,6 +3,7 @@
 import sys
 from importlib import import_module
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -121,9 +122,7 @@ def test_a_target_that_is_something_else_is_left_alone(cli, small_run, tmp_path)
 
 
 def test_an_unforeseen_error_is_owned_up_to(cli, tmp_path, monkeypatch):
-    def fail(path):
-        raise ZeroDivisionError("seven")
-
+    fail = Mock(side_effect=ZeroDivisionError("seven"))
     monkeypatch.setattr(import_module("inshrink_core.chain.archive"), "is_archive", fail)
     outcome = cli("inspect", tmp_path)
     assert "this is a bug" in one_line(outcome, 70)

@@ -3,7 +3,6 @@
 import csv
 import re
 import shutil
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -19,6 +18,7 @@ from inshrink_core.archive import catalog, writer
 from inshrink_core.archive.manifest import Manifest
 from inshrink_core.archive.storage import registry
 from inshrink_core.errors import InshrinkError
+from tests.processes import ran
 
 ROOT = Path(__file__).parents[2]
 compiled = pytest.mark.skipif(
@@ -27,14 +27,7 @@ compiled = pytest.mark.skipif(
 
 
 def run(*words):
-    return subprocess.run(
-        [sys.executable, "-m", "benchmarks.crash", *words],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
+    return ran(sys.executable, "-m", "benchmarks.crash", *words, cwd=ROOT, timeout=280)
 
 
 @compiled

@@ -3,6 +3,7 @@
 import errno
 import os
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -20,8 +21,7 @@ def saved(step):
     return {"checkpoint": {"model": {"weight": torch.ones(2, 2)}, "step": step}}
 
 
-def refuse(*_):
-    raise StorageError("the spool cannot be used", where="here", remedy="free some space")
+refuse = Mock(side_effect=StorageError("the spool cannot be used", where="here", remedy="free some space"))
 
 
 def test_a_saver_whose_spool_cannot_be_cleared_releases_the_archive(tmp_path, monkeypatch):
@@ -86,10 +86,7 @@ def test_export_says_what_the_system_refused(archive, tmp_path):
 
 
 def test_an_error_of_the_disk_comes_with_a_remedy(archive, tmp_path, monkeypatch):
-    def fsync(descriptor):
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(errno.EIO, "Input/output error")))
     with pytest.raises(StorageError) as caught:
         inshrink_core.verbs.export(archive, pack=tmp_path / "packed.inshrink")
     assert caught.value.remedy

@@ -3,12 +3,11 @@
 import os
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.processes import aborted_at_exit
+from tests.processes import aborted_at_exit, ran
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")))
@@ -97,14 +96,9 @@ def run_in_order(page, folder):
             "python": [],
             "torchrun": ["-m", "torch.distributed.run"],
         }
-        done = subprocess.run(
-            [sys.executable, *programs[words[0]], *words[1:]],
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        called = [sys.executable, *programs[words[0]], *words[1:]]
+        done = ran(*called, cwd=folder, timeout=300, env=environment)
         # What it has written by then is compared by those who ask.
         well = done.returncode == 0 or (words[0] == "torchrun" and aborted_at_exit(done.stderr))
         assert well, (command, done.stdout[-2000:], done.stderr[-4000:])

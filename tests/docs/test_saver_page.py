@@ -2,11 +2,12 @@
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.processes import ran
 
 PAGE = (Path(__file__).parents[2] / "docs" / "saver.md").read_text()
 (PROGRAM,) = re.findall(r'```python title="train.py"\n(.*?)```', PAGE, re.DOTALL)
@@ -15,18 +16,14 @@ PAGE = (Path(__file__).parents[2] / "docs" / "saver.md").read_text()
 def trained(folder, *numbers, options=""):
     """Run the program as far as each number of steps, and return what it says last."""
     folder.mkdir()
+    root = str(Path(__file__).parents[2])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": root}
     assert PROGRAM.count(", also=") == 1
     (folder / "train.py").write_text(PROGRAM.replace(", also=", f", {options} also="))
     output = ""
     for n_steps in numbers:
-        done = subprocess.run(
-            [sys.executable, "-W", "error", "train.py", str(n_steps)],
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            timeout=250,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])},
-        )
+        command = [sys.executable, "-W", "error", "train.py", str(n_steps)]
+        done = ran(*command, cwd=folder, timeout=250, env=environment)
         assert done.returncode == 0, done.stderr
         output = done.stdout
     return output

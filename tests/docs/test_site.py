@@ -2,13 +2,13 @@
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.guides import blocks
+from tests.processes import ran
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -24,14 +24,7 @@ def test_every_page_of_the_site_is_in_its_navigation():
 @pytest.mark.documentation
 def test_the_site_builds_without_a_warning_and_asks_nothing_of_another_server(tmp_path):
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
-    done = subprocess.run(
-        command,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=250,
-        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
-    )
+    done = ran(*command, cwd=ROOT, timeout=250, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"})
     assert done.returncode == 0, done.stderr
     pages = sorted(tmp_path.rglob("*.html"))
     assert len(pages) > 20

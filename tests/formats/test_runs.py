@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -20,6 +19,7 @@ from inshrink_core.formats.source import peek_sample
 from inshrink_core.ops.sample import sample
 from tests.builders import seeded
 from tests.formats.run_builders import same_bits, save_huggingface, save_run
+from tests.processes import ran
 
 
 def _save(path, step, **tensors):
@@ -35,8 +35,7 @@ def test_open_run_imports_neither_torch_nor_numpy(tmp_path):
         "    run = open_run(p); list(run.values()); run.identity(run.steps[0]); run.log; run.settings\n"
         "print([m for m in ('torch', 'numpy', 'numba') if m in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert ran(sys.executable, "-c", script).stdout.strip() == "[]"
 
 
 def test_opening_reads_headers_and_reading_counts(tmp_path):

@@ -5,6 +5,7 @@ import json
 import os
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -124,10 +125,7 @@ def test_links_inside_the_target_are_refused(tmp_path):
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EIO])
 def test_a_disk_that_refuses_leaves_nothing_behind(tmp_path, monkeypatch, checkpoint, code):
-    def refuse(descriptor):
-        raise OSError(code, os.strerror(code))
-
-    monkeypatch.setattr(os, "fsync", refuse)
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(code, os.strerror(code))))
     for layout in ("same", "safetensors", "torch"):
         with pytest.raises(StorageError):
             write_checkpoint(checkpoint, tmp_path / "deep" / "out", layout=layout)
@@ -135,11 +133,9 @@ def test_a_disk_that_refuses_leaves_nothing_behind(tmp_path, monkeypatch, checkp
 
 
 def test_an_interrupt_leaves_nothing_behind(tmp_path, checkpoint):
-    def interrupt(key):
-        raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        write_checkpoint(checkpoint, tmp_path / "out", progress=interrupt)
+        write_checkpoint(checkpoint, tmp_path / "out", progress=Mock(side_effect=KeyboardInterrupt))
     assert not (tmp_path / "out").exists()
 
 

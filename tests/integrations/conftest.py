@@ -1,7 +1,6 @@
 """Trainings on more than one process; a server of S3."""
 
 import os
-import subprocess
 import sys
 import uuid
 from datetime import timedelta
@@ -11,7 +10,7 @@ import pytest
 
 from tests.integrations.hub import TOKEN, Hub
 from tests.integrations.servers import connect, make_bucket, moto
-from tests.processes import aborted_at_exit
+from tests.processes import aborted_at_exit, ran
 
 
 @pytest.fixture
@@ -19,15 +18,10 @@ def on_two_ranks():
     """Return a function that calls one ``module:name`` with texts on two processes, and requires success."""
 
     def run(called, *arguments):
-        command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
-        script = Path(__file__).with_name("two_ranks.py")
-        done = subprocess.run(
-            [*command, "--nproc-per-node", "2", script, called, *map(str, arguments)],
-            capture_output=True,
-            text=True,
-            timeout=550,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
+        launcher = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
+        command = [*launcher, "--nproc-per-node", "2", Path(__file__).with_name("two_ranks.py"), called]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        done = ran(*command, *map(str, arguments), timeout=550, env=environment)
         finished = done.stdout.count("nothing is left to do") == 2
         assert finished, (done.stdout[-2000:], done.stderr[-5000:])
         assert done.returncode == 0 or aborted_at_exit(done.stderr), done.stderr[-5000:]

@@ -7,9 +7,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from inshrink_core.integrations.dcp import InshrinkReader, InshrinkWriter
-from tests.integrations.dcp_ranks import same
-
-EXACT = {"codec": "lossless", "optimizer": "exact"}
+from tests.integrations.dcp_ranks import EXACT, same
 
 
 def whole(weights):

@@ -25,6 +25,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from tests.integrations.hub import TOKEN
+from tests.processes import free_port, ran
 
 _SIGNED = (
     "AWS4-HMAC-SHA256 Credential=test/20300101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=x"
@@ -45,7 +46,7 @@ def inshrink(*words, status=0, apart=False):
 
     if apart:
         command = [sys.executable, "-W", "ignore", "-m", "inshrink_core", *map(str, words)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=250)
+        done = ran(*command, timeout=250)
         code, printed, told = done.returncode, done.stdout, done.stderr
     else:
         forget_clients()
@@ -60,12 +61,6 @@ def inshrink(*words, status=0, apart=False):
     assert "hushhush" not in printed + told
     assert "Traceback" not in told
     return SimpleNamespace(stdout=printed, stderr=told)
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @contextlib.contextmanager

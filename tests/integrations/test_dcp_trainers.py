@@ -3,7 +3,6 @@
 import inspect
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 import torch
 
 import inshrink_core
+from tests.processes import ran
 
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
 
@@ -84,9 +84,9 @@ def test_a_training_of_ray_goes_on_from_the_reported_step_after_a_worker_dies(tm
     )
     page.write_text(f"{text}\n\n{inspect.getsource(die_once)}")
     script = Path(__file__).with_name("dcp_ray.py")
-    run = [sys.executable, "-W", "ignore", str(script), str(page), str(tmp_path)]
+    command = [sys.executable, "-W", "ignore", str(script), str(page), str(tmp_path)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
-    done = subprocess.run(run, capture_output=True, text=True, timeout=500, env=environment)
+    done = ran(*command, timeout=500, env=environment)
     assert done.returncode == 0, (done.stdout + done.stderr)[-5000:]
     whole, broken = (inshrink_core.open(tmp_path / name) for name in ("whole", "broken"))
     assert whole.steps == broken.steps == (2, 4, 6)

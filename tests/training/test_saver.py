@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import subprocess
 import sys
 import threading
 
@@ -17,6 +16,7 @@ from inshrink_core.errors import InputError, NotFoundError, StepConflictError
 from inshrink_core.training.gradients import GradientAverage, finite
 from inshrink_core.training.saver import Saver
 from inshrink_core.training.spool import spool_folder
+from tests.processes import ran
 from tests.runs import adam, model, sgd, train
 from tests.training.building import leave_in_the_spool
 
@@ -246,10 +246,8 @@ print("saved", flush=True)
 
 
 def test_a_process_that_ends_without_close_archives_what_is_pending(path):
-    words = [sys.executable, "-c", NOT_CLOSED, path]
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
-    assert done.stdout == "saved\n"
-    assert done.stderr == ""
+    done = ran(sys.executable, "-c", NOT_CLOSED, path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "saved\n", "")
     assert Archive.open(path).steps == (1, 2, 3)
     assert not spool_folder(path).exists()
 

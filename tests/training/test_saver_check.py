@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -218,11 +219,8 @@ def test_a_check_that_fails_makes_the_save_exact_and_stops_nothing(tmp_path, fai
 
 
 def test_an_interrupt_of_the_user_while_a_check_is_tried_is_no_failed_check(tmp_path):
-    def interrupted(model):
-        raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        begin(tmp_path / "a", check=interrupted)
+        begin(tmp_path / "a", check=Mock(side_effect=KeyboardInterrupt))
 
 
 def drawing(judged):
@@ -239,10 +237,6 @@ def counting():
     return changing
 
 
-def leaving(model):
-    raise SystemExit(3)
-
-
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
@@ -250,7 +244,7 @@ def leaving(model):
         ({"check": counting()}, EvaluatorError, "is not deterministic"),
         ({"check": lambda model: None}, EvaluatorError, "no number"),
         ({"check": lambda model: {"accuracy": 1.0}}, EvaluatorError, "returned no 'loss'"),
-        ({"check": leaving}, EvaluatorError, "SystemExit"),
+        ({"check": Mock(side_effect=SystemExit(3))}, EvaluatorError, "SystemExit"),
         ({"check": lambda model: 1 / 0}, EvaluatorError, "ZeroDivisionError"),
         ({"check": lambda model: {"loss": 0.0}}, InputError, "--max-restore-cost cannot be checked"),
         ({"max_restore_cost": 0.01}, InputError, "no check"),
@@ -311,10 +305,7 @@ def test_a_frame_that_says_nonsense_of_its_quality_is_damaged(quality):
 
 
 def test_a_save_is_what_its_trial_encoded_and_is_not_decoded(tmp_path, monkeypatch):
-    def refused(*_, **__):
-        raise AssertionError("a frame is decoded")
-
-    monkeypatch.setattr(Archive, "decode", refused)
+    monkeypatch.setattr(Archive, "decode", Mock(side_effect=AssertionError("a frame is decoded")))
     _, failures = saved(tmp_path / "a", n_saves=2, check=check)
     assert not failures
 

@@ -19,7 +19,7 @@ from inshrink_core.chain import Archive
 from inshrink_core.checkpoint import TensorRole
 from inshrink_core.errors import InputError
 from inshrink_core.training.saver import Saver
-from tests.runs import model, train
+from tests.runs import adam, model, sgd, train
 
 MODES = [None, "exact", "compact", "drop"]
 
@@ -34,14 +34,6 @@ class Net(nn.Module):
 
     def forward(self, x):
         return self.last(torch.tanh(self.norm(self.first(x - self.centre.mean(0)))))
-
-
-def adam(network):
-    return torch.optim.AdamW(network.parameters(), lr=1e-2)
-
-
-def sgd(network):
-    return torch.optim.SGD(network.parameters(), lr=1e-2, momentum=0.9)
 
 
 def step(network, *optimizers, seed=0):

@@ -3,6 +3,7 @@
 import copy
 import json
 import logging
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -85,9 +86,7 @@ def test_a_save_of_one_file_whose_state_was_pruned_says_what_is_left(tmp_path):
 
 
 def test_an_archive_that_cannot_be_pruned_loses_no_save(tmp_path, monkeypatch, caplog):
-    def refuse(*_, **__):
-        raise OSError("full")
-
+    refuse = Mock(side_effect=OSError("full"))
     monkeypatch.setattr("inshrink_core.archive.maintenance.Rewrite.switch", refuse)
     trained(tmp_path / "a.inshrink", n_saves=9, retention=Retention(keep_last=1))
     assert Archive.open(tmp_path / "a.inshrink").steps == tuple(range(1, 10))

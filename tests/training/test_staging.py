@@ -2,6 +2,7 @@
 
 import threading
 import zipfile
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -136,13 +137,11 @@ def test_the_optimizer_waits_for_the_copy_and_not_for_the_disk(tmp_path, monkeyp
 
 
 def test_what_the_thread_could_not_write_is_raised_by_the_next_call(tmp_path, monkeypatch):
-    def refuse(*args, **kwargs):
-        raise StorageError("the disk is full")
 
     model, optimizer = build("AdamW")
     with Saver(tmp_path / "a.inshrink", model, optimizer, **EXACT) as saver:
         with monkeypatch.context() as patched:
-            patched.setattr(Spool, "put", refuse)
+            patched.setattr(Spool, "put", Mock(side_effect=StorageError("the disk is full")))
             saver.save(1, wait=False)
             with pytest.raises(StorageError, match="disk is full"):
                 saver.flush()

@@ -159,24 +159,17 @@ def test_an_archive_goes_on_in_another_number_of_parts(tmp_path, run):
         ({"coarseness": 2.0}, "another config"),
         ({"codec": "lossless"}, "another (codec|config)"),
         ({"optimizer": "exact"}, "another optimizer"),
+        ({"steps": [200, 300]}, r"part 1/2 has other steps"),
+        ({"part": "1/3"}, r"which another job began, waits for part 2/2"),
     ],
-    ids=["coarseness", "codec", "optimizer"],
+    ids=["coarseness", "codec", "optimizer", "steps", "job"],
 )
-def test_a_part_with_other_settings_is_refused(tmp_path, run, changed, match):
+def test_a_part_with_other_settings_or_of_another_job_is_refused(tmp_path, run, changed, match):
     compress(run, tmp_path / "x", codec="lattice", steps=run.steps[:2], part="1/2")
     with pytest.raises(ConflictError, match=match):
         compress(
             run, tmp_path / "x", **{"codec": "lattice", "steps": run.steps[:2], "part": "2/2", **changed}
         )
-
-
-def test_a_part_with_other_steps_or_of_another_job_is_refused(tmp_path, run):
-    path = tmp_path / "x"
-    compress(run, path, codec="lattice", steps=run.steps[:2], part="1/2")
-    with pytest.raises(ConflictError, match=r"part 1/2 has other steps"):
-        compress(run, path, codec="lattice", steps=run.steps[1:3], part="2/2")
-    with pytest.raises(ConflictError, match=r"which another job began, waits for part 2/2"):
-        compress(run, path, codec="lattice", steps=run.steps[:2], part="1/3")
 
 
 def test_writers_of_parts_and_of_frames_keep_each_other_out(tmp_path, template, monkeypatch):

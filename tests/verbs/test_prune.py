@@ -38,13 +38,18 @@ def frame_bits(path):
 def branched(run, target, tmp_path):
     """Restore step 20 of 45, train on a little: branch 1 from there, to step 30."""
     inshrink_core.restore(target, tmp_path / "again", steps=[20])
+    inshrink_core.compress(trained_on(run, tmp_path / "again"), target)
+    return target
+
+
+def trained_on(run, folder):
+    """Write steps 25 and 30 as another training from step 20 would have them."""
+    folder.mkdir(exist_ok=True)
     for step in (25, 30):
         state = torch.load(run / f"step_{step}.pt", weights_only=True)
-        first = next(iter(state["model"]))
-        state["model"][first] += 0.01
-        torch.save(state, tmp_path / "again" / f"step_{step}.pt")
-    inshrink_core.compress(tmp_path / "again", target)
-    return target
+        state["model"]["0.weight"] += 0.01
+        torch.save(state, folder / f"step_{step}.pt")
+    return folder
 
 
 @pytest.mark.parametrize(
