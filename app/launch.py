@@ -255,11 +255,9 @@ def _mend_streamlit() -> None:
     from streamlit.runtime.scriptrunner_utils.script_run_context import ScriptRunContext
 
     clear, request_rerun = ForwardMsgQueue.clear, ScriptRequests.request_rerun
-    run_script = ScriptRunner._run_script
+    run_script, reset = ScriptRunner._run_script, ScriptRunContext.reset
     create, handle = AppSession._create_scriptrunner, AppSession._handle_scriptrunner_event_on_event_loop
-    reset = ScriptRunContext.reset
-    ended: WeakSet[ScriptRunner] = WeakSet()
-    visited: WeakSet[Any] = WeakSet()
+    ended, visited = WeakSet[Any](), WeakSet[Any]()
 
     def begin(self: Any, retain_lifecycle_msgs: bool = False, fragment_ids_this_run: Any = None) -> None:
         if fragment_ids_this_run is None:
@@ -339,7 +337,6 @@ def _load_ahead() -> None:
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             importlib.import_module(module.name)
     # Streamlit collects garbage after every run; what stays for good is not searched again.
-    gc.collect()
     gc.freeze()
 
 

@@ -53,16 +53,11 @@ def python_text(asked: Requests) -> str:
     """Return Python code equivalent to some requests."""
     lines = ["import inshrink_core", ""]
     for request in asked:
-        home, name = _function(request)
+        call = python_call(type(request))
+        name, homes = call.__name__, (inshrink_core, verbs, analysis)
+        home = next((home for home in homes if getattr(home, name, None) is call), verbs).__name__
         lines += [f"found = {home}.{name}({_arguments(request)})", "print(found.to_json())"]
     return "\n".join(lines)
-
-
-def _function(request: Request[Any]) -> tuple[str, str]:
-    """Return the public package of a verb's function, and the function's name."""
-    call = python_call(type(request))
-    name, homes = call.__name__, (inshrink_core, verbs, analysis)
-    return next((home.__name__ for home in homes if getattr(home, name, None) is call), verbs.__name__), name
 
 
 def _arguments(request: Request[Any]) -> str:
