@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -88,8 +89,12 @@ def without_tombstones(without_frames):
     return lambda manifest, generations: replace(without_frames(manifest, generations), tombstones=())
 
 
-def fewer_parts(same_frames):
-    return lambda parts: (replace(frame, n_parts=max(2, frame.n_parts - 1)) for frame in same_frames(parts))
+def fewer_parts(layout):
+    def joined(parts):
+        frame = layout.joined(parts)
+        return replace(frame, n_parts=max(2, frame.n_parts - 1))
+
+    return SimpleNamespace(**{**vars(layout), "joined": joined})
 
 
 BUGS = {
@@ -98,7 +103,7 @@ BUGS = {
     "a part that takes the place of another": (schedules.Simulated, "create", over_others),
     "removed frames that nothing remembers": (Manifest, "without_frames", without_tombstones),
     "parts that contradict each other listed": (writer, "contradictory", lambda _: lambda *rows: {}),
-    "a frame taken for whole one part too early": (catalog, "_same_frames", fewer_parts),
+    "a frame taken for whole one part too early": (catalog, "layout", fewer_parts),
 }
 
 
