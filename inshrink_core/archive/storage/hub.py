@@ -107,10 +107,7 @@ class Repository(NamedTuple):
 
 
 _Plan = tuple[Mapping[str, Any], Iterable[str]]
-"""Objects to write, by path, and objects to delete.
-
-Contents are bytes, files, paths of files, or operations of the library.
-"""
+"""Objects to write, by path, and objects to delete."""
 
 
 class HubStorage(UploadedStorage):
@@ -349,6 +346,37 @@ class HubStorage(UploadedStorage):
         with _hub_errors(self.name):
             return str(self._api.repo_info(**self._about, revision=self.repository.revision).sha)
 
+    def put(self, contents: Mapping[str, Any], gone: Iterable[str], head: str, message: str) -> str:
+        """Write and delete objects in one commit, if the last commit is still `head`; return the new commit.
+
+        Contents are bytes, files, paths of files, or operations of the library.
+
+        Raises
+        ------
+        MovedError
+            The last commit is not `head`.
+        """
+        with _hub_errors(self.name), _quietly():
+            from huggingface_hub import CommitOperationAdd, CommitOperationDelete
+
+            operations: list[Any] = [
+                CommitOperationDelete(self._place(path), is_folder=False) for path in gone
+            ]
+            for path, content in contents.items():
+                if not isinstance(content, CommitOperationAdd):
+                    source = str(content) if isinstance(content, Path) else content
+                    content = CommitOperationAdd(self._place(path), source)
+                operations.append(content)
+            return str(
+                self._api.create_commit(
+                    **self._about,
+                    operations=operations,
+                    commit_message=message,
+                    revision=self.repository.revision,
+                    parent_commit=head,
+                ).oid
+            )
+
     def _settle(self, plan: Callable[[str], _Plan | None], message: str) -> None:
         """Commit a plan on top of the last commit; make a new plan if another commit was faster."""
         for attempt in range(_N_ATTEMPTS):
@@ -356,25 +384,8 @@ class HubStorage(UploadedStorage):
             planned = plan(head)
             if planned is None or not any(planned):
                 return
-            with contextlib.suppress(MovedError), _hub_errors(self.name), _quietly():
-                from huggingface_hub import CommitOperationAdd, CommitOperationDelete
-
-                contents, gone = planned
-                operations: list[Any] = [
-                    CommitOperationDelete(self._place(path), is_folder=False) for path in gone
-                ]
-                for path, content in contents.items():
-                    if not isinstance(content, CommitOperationAdd):
-                        source = str(content) if isinstance(content, Path) else content
-                        content = CommitOperationAdd(self._place(path), source)
-                    operations.append(content)
-                self._api.create_commit(
-                    **self._about,
-                    operations=operations,
-                    commit_message=message,
-                    revision=self.repository.revision,
-                    parent_commit=head,
-                )
+            with contextlib.suppress(MovedError):
+                self.put(*planned, head, message)
                 return
             time.sleep(random.uniform(0, 0.05 * 2 ** min(attempt, 6)))
         raise StorageError(
