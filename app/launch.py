@@ -240,10 +240,10 @@ def _mend_streamlit() -> None:
     it, whose containers the browser then does not have: the page turns blank. It also reports a fragment that
     has finished as interrupted; the page then shows elements that the fragment no longer draws. Streamlit
     merges simultaneous requests and uses the page of the later one, so a timer of the page being left can
-    undo a click on a link, and later reset the widgets of the new page. A request for a fragment that arrives
-    when a run has just ended makes it discard the messages of that run that wait to be sent. A request has
-    the address that the browser showed then, and an earlier one would undo a click: the session's own address
-    is used instead, except where the user goes back or forward.
+    undo a click on a link, and later reset the widgets of the new page. If a request for a fragment arrives
+    just after a run has ended, Streamlit discards the unsent messages of that run. Each request carries the
+    address that the browser showed when it was sent, and an outdated one would undo a click; the session's
+    own address is used instead, unless the user went back or forward.
 
     The threads that draw are recorded, since the reading of a large run gives way to them.
     """
@@ -336,7 +336,7 @@ def _load_ahead() -> None:
     for package in (widgets, pages):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             importlib.import_module(module.name)
-    # Streamlit collects garbage after every run; what stays for good is not searched again.
+    # Streamlit collects garbage after every run, and would search all imported modules each time.
     gc.freeze()
 
 

@@ -120,13 +120,15 @@ def read_envelope(file: FrameFile) -> tuple[layout.FrameHeader, layout.Trailer, 
     DamagedError, IncompatibleError
         The frame is damaged or incomplete, or its version is not supported.
     """
+
+    def end_of(size: int) -> tuple[int, int]:
+        return max(0, size - _SUFFIX_NBYTES), min(_SUFFIX_NBYTES, size)
+
     size = file.nbytes
-    last = max(0, size - _SUFFIX_NBYTES), min(_SUFFIX_NBYTES, size)
-    if file.offset is None and not CACHE.has(file.digest, *last):
+    if file.offset is None and not CACHE.has(file.digest, *end_of(size)):
         with _frame_errors(file.where):
             size = file.storage.size(file.path)
-        last = max(0, size - _SUFFIX_NBYTES), min(_SUFFIX_NBYTES, size)
-    suffix = file.read(*last)
+    suffix = file.read(*end_of(size))
     try:
         start = file.read(0, min(layout.FRAME_HEADER_NBYTES, size))
         header = layout.FrameHeader.parse(start, file.where)
@@ -274,8 +276,9 @@ class FrameReader:
     def spans(self, key: str, attachment: bool = False) -> list[Span]:
         """Return the span to prefetch for a block; none for a small block, which comes with the index."""
         entry = self.find(key, attachment)
-        is_large = entry is not None and entry.crc is not None
-        return [self._files[entry.part].span(entry.offset, entry.nbytes)] if entry and is_large else []
+        if entry is None or entry.crc is None:
+            return []
+        return [self._files[entry.part].span(entry.offset, entry.nbytes)]
 
     def read(self, entry: BlockEntry) -> bytes:
         """Return the payload of a block of this frame; consecutive neighbours share one read.

@@ -18,6 +18,7 @@ import msgspec
 
 from inshrink_core.archive import layout
 from inshrink_core.archive.document import compress_document, pack_value, unpack_value
+from inshrink_core.archive.layout import Count, converted, require
 from inshrink_core.frame import BlockEntry
 
 MAX_ATTRIBUTES: Final = 16
@@ -220,8 +221,8 @@ class _StoredColumns(msgspec.Struct, array_like=True, forbid_unknown_fields=True
     """The stored blocks of one sort; None marks a column inherited from the parent."""
 
     keys: tuple[str, ...] | None
-    codecs: tuple[tuple[str, ...], tuple[layout.Count, ...]] | None
-    attributes: tuple[tuple[layout.Count, ...], tuple[tuple[Any, ...], ...]] | None
+    codecs: tuple[tuple[str, ...], tuple[Count, ...]] | None
+    attributes: tuple[tuple[Count, ...], tuple[tuple[Any, ...], ...]] | None
 
 
 class _Document(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
@@ -229,18 +230,18 @@ class _Document(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
     tensors: _StoredColumns
     attachments: _StoredColumns
-    runs: tuple[layout.Count, ...]
-    lengths: tuple[layout.Count, ...]
+    runs: tuple[Count, ...]
+    lengths: tuple[Count, ...]
     crcs: bytes
     changed: dict[str, bytes]
     removed: tuple[str, ...]
-    places: tuple[layout.Count, ...] | msgspec.UnsetType | None = msgspec.UNSET
+    places: tuple[Count, ...] | msgspec.UnsetType | None = msgspec.UNSET
 
 
 def _parse_attributes(
     widths: tuple[int, ...], columns: tuple[tuple[Any, ...], ...]
 ) -> tuple[tuple[Any, ...], ...]:
-    layout.require(max(widths, default=0) == len(columns) <= MAX_ATTRIBUTES, "attribute widths")
+    require(max(widths, default=0) == len(columns) <= MAX_ATTRIBUTES, "attribute widths")
     rows: list[list[Any]] = [[] for _ in widths]
     for j, column in enumerate(columns):
         members = [row for row, width in zip(rows, widths, strict=True) if width > j]
@@ -251,20 +252,20 @@ def _parse_attributes(
 
 def _resolve(stored: _StoredColumns, parent: _Columns | None) -> _Columns:
     if parent is None:
-        layout.require(
+        require(
             None not in (stored.keys, stored.codecs, stored.attributes),
             "inheritance in a frame without reference",
         )
         parent = (), (), ()
     names, numbers = ((), ()) if stored.codecs is None else stored.codecs
-    layout.require(all(number < len(names) for number in numbers), "codec numbers")
+    require(all(number < len(names) for number in numbers), "codec numbers")
     columns = (
         parent[0] if stored.keys is None else stored.keys,
         parent[1] if stored.codecs is None else tuple(names[number] for number in numbers),
         parent[2] if stored.attributes is None else _parse_attributes(*stored.attributes),
     )
-    layout.require(len({len(column) for column in columns}) == 1, "columns of unequal length")
-    layout.require(len(set(columns[0])) == len(columns[0]), "a block key appears twice")
+    require(len({len(column) for column in columns}) == 1, "columns of unequal length")
+    require(len(set(columns[0])) == len(columns[0]), "a block key appears twice")
     return columns
 
 
@@ -295,18 +296,18 @@ def parse_index(
     """
     document = unpack_value(raw, where, lists=False)
     try:
-        stored = layout.converted(document, _Document)
-        layout.require((stored.places is msgspec.UNSET) == (part is None), "places of tensors")
+        stored = converted(document, _Document)
+        require((stored.places is msgspec.UNSET) == (part is None), "places of tensors")
         meta = dict(parent.meta) if parent else {}
         for key in stored.removed:
-            layout.require(meta.pop(key, None) is not None and key not in stored.changed, "removed meta keys")
+            require(meta.pop(key, None) is not None and key not in stored.changed, "removed meta keys")
         inherited = (None, None) if parent is None else _columns(parent)
         sorts = list(map(_resolve, (stored.tensors, stored.attachments), inherited))
         places = None if stored.places is msgspec.UNSET else stored.places
         if part is not None:
             places = parent.places if parent and places is None else places
             sound = places is not None and all(map(operator.lt, places, places[1:]))
-            layout.require(sound and len(places or ()) == len(sorts[0][0]), "places of tensors")
+            require(sound and len(places or ()) == len(sorts[0][0]), "places of tensors")
         entries = _parse_blocks(stored, sorts, end, len(small), part or 0)
     except (ValueError, msgspec.ValidationError) as error:
         raise layout.damaged(f"the frame's index is malformed: {error}", where) from error
@@ -318,9 +319,9 @@ def _parse_blocks(
 ) -> tuple[BlockEntry, ...]:
     """Return the blocks in frame order; each is placed after those before it."""
     for sort, name in enumerate(("tensors", "attachments")):
-        layout.require(sum(stored.runs[sort::2]) == len(sorts[sort][0]), f"runs of {name}")
-    layout.require(len(stored.lengths) == sum(stored.runs), "number of blocks")
-    layout.require(len(stored.crcs) % 4 == 0, "block checksums")
+        require(sum(stored.runs[sort::2]) == len(sorts[sort][0]), f"runs of {name}")
+    require(len(stored.lengths) == sum(stored.runs), "number of blocks")
+    require(len(stored.crcs) % 4 == 0, "block checksums")
     crcs = [crc for (crc,) in struct.iter_unpack("<I", stored.crcs)]
     rows = [zip(*columns, strict=True) for columns in sorts]
     of_runs = [run % 2 for run, count in enumerate(stored.runs) for _ in range(count)]
@@ -330,18 +331,18 @@ def _parse_blocks(
         nbytes, back, crc = value >> 1, 0, None
         if value & 1:
             back = nbytes
-            layout.require(0 < back <= len(entries), "a block that is another's")
+            require(0 < back <= len(entries), "a block that is another's")
             first = entries[-back]
-            layout.require(first.crc is None and not first.back, "a block that is another's")
+            require(first.crc is None and not first.back, "a block that is another's")
             offset, nbytes = first.offset, first.nbytes
         elif layout.is_small(nbytes, small_end - end):
             offset, small_end = small_end, small_end + nbytes
         else:
-            layout.require(n_large < len(crcs), "number of checksums")
+            require(n_large < len(crcs), "number of checksums")
             offset, crc = layout.align(large_end, nbytes), crcs[n_large]
             large_end, n_large = offset + nbytes, n_large + 1
         entries.append(BlockEntry(*next(rows[sort]), bool(sort), offset, nbytes, crc, back, part))
-    layout.require(n_large == len(crcs), "number of checksums")
-    layout.require(large_end == end, "the large blocks do not end at the small ones")
-    layout.require(small_end - end == n_small, "small blocks do not fill their space")
+    require(n_large == len(crcs), "number of checksums")
+    require(large_end == end, "the large blocks do not end at the small ones")
+    require(small_end - end == n_small, "small blocks do not fill their space")
     return tuple(entries)

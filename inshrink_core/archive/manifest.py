@@ -11,6 +11,7 @@ import msgspec
 
 from inshrink_core.archive import layout
 from inshrink_core.archive.document import compress_document, decompress_document, pack_value, unpack_value
+from inshrink_core.archive.layout import Count, converted, require
 from inshrink_core.errors import DamagedError
 from inshrink_core.frame import FrameInfo, FrameKind, FramePart
 
@@ -139,12 +140,12 @@ class _Document(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     """The fields of every manifest. Two more place frames in segments, another counts parts of frames."""
 
     ids: tuple[_Id | None, ...]
-    parents: tuple[_Id | layout.Count | None, ...]
-    steps: tuple[layout.Count, ...]
+    parents: tuple[_Id | Count | None, ...]
+    steps: tuple[Count, ...]
     kinds: tuple[Literal[0, 1], ...]
     branches: tuple[Annotated[int, msgspec.Meta(ge=0, le=layout.MAX_BRANCH)], ...]
     generations: tuple[_Generation, ...]
-    sizes: tuple[layout.Count, ...]
+    sizes: tuple[Count, ...]
     digests: bytes
     tombstones: tuple[_Generation, ...]
     next_generation: int
@@ -153,33 +154,25 @@ class _Document(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 def _parse_document(document: Any, header: layout.ManifestHeader) -> Manifest:
     n_fields = len(_Document.__struct_fields__)
     n_placed = n_fields + 2 * header.has_segments
-    layout.require(
-        isinstance(document, tuple) and len(document) == n_placed + header.has_parts, "number of fields"
-    )
-    found = layout.converted(document[:n_fields], _Document)
-    counts = layout.converted(document[-1], tuple[_Parts, ...]) if header.has_parts else (1,) * len(found.ids)
+    require(isinstance(document, tuple) and len(document) == n_placed + header.has_parts, "number of fields")
+    found = converted(document[:n_fields], _Document)
+    counts = converted(document[-1], tuple[_Parts, ...]) if header.has_parts else (1,) * len(found.ids)
     columns = found.ids, found.parents, found.steps, found.kinds, found.branches, found.generations, counts
-    layout.require(len({*map(len, columns)}) == 1, "columns of unequal length")
+    require(len({*map(len, columns)}) == 1, "columns of unequal length")
     n_files = len(found.sizes)
-    layout.require(
-        n_files == sum(counts) and len(found.digests) == _DIGEST_NBYTES * n_files, "sizes or digests"
-    )
+    require(n_files == sum(counts) and len(found.digests) == _DIGEST_NBYTES * n_files, "sizes or digests")
     used, most = (*found.generations, *found.tombstones), layout.MAX_GENERATION + 1
     is_ascending = all([*column] == sorted({*column}) for column in (found.generations, found.tombstones))
-    layout.require(is_ascending, "generations")
-    layout.require(
-        len({*used}) == len(used) and max(used, default=0) < found.next_generation <= most, "generations"
-    )
-    layout.require(layout.NO_ID not in (*found.ids, *found.parents), "frame ids")
+    require(is_ascending, "generations")
+    require(len({*used}) == len(used) and max(used, default=0) < found.next_generation <= most, "generations")
+    require(layout.NO_ID not in (*found.ids, *found.parents), "frame ids")
     places = _parse_places(document[n_fields:n_placed], found, counts)
     digests = (found.digests[at : at + _DIGEST_NBYTES] for at in range(0, len(found.digests), _DIGEST_NBYTES))
     files = zip(found.sizes, digests, places, strict=True)
     frames: list[FrameInfo] = []
     rows = zip(*columns, strict=True)
     for row, (frame_id, parent, step, kind, branch, generation, n_parts) in enumerate(rows):
-        layout.require(
-            not isinstance(parent, int) or parent < row, "parents"
-        )  # parents precede their children
+        require(not isinstance(parent, int) or parent < row, "parents")  # parents precede their children
         parent_id = frames[parent].frame_id if isinstance(parent, int) else parent
         frame_kind = FrameKind.DELTA if kind else FrameKind.KEYFRAME
         frame = FrameInfo(frame_id or b"", parent_id, step, frame_kind, branch, generation, n_parts, ())
@@ -203,7 +196,7 @@ def _parse_places(
     if not columns:
         yield from itertools.repeat(("", None), len(found.sizes))
         return
-    segments, gaps = layout.converted(columns, tuple[tuple[layout.Count, ...], tuple[layout.Count, ...]])
+    segments, gaps = converted(columns, tuple[tuple[Count, ...], tuple[Count, ...]])
     frames = [each for each in zip(found.generations, counts, strict=True) for _ in range(each[1])]
     ends: dict[int, int] = {}
     for segment, gap, nbytes, (generation, n_parts) in zip(segments, gaps, found.sizes, frames, strict=True):
@@ -212,6 +205,6 @@ def _parse_places(
             continue
         begin = ends.get(segment, 0) + gap
         end = ends[segment] = begin + nbytes
-        layout.require(nbytes <= layout.SMALL_FRAME_NBYTES and end <= layout.MAX_SEGMENT_NBYTES, "offsets")
-        layout.require(n_parts == 1 and generation <= segment < found.next_generation, "segments")
+        require(nbytes <= layout.SMALL_FRAME_NBYTES and end <= layout.MAX_SEGMENT_NBYTES, "offsets")
+        require(n_parts == 1 and generation <= segment < found.next_generation, "segments")
         yield layout.segment_path(segment), begin

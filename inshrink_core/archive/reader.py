@@ -383,13 +383,12 @@ class ArchiveReader:
                     for part in frame.files
                 }
                 self._opened[frame.frame_id, frame.generation] = FrameReader(self.storage, frame, indices)
-                while (
-                    len(self._opened) > 1
-                    and sum(_FRAME_BLOCKS + len(opened.entries) for opened in self._opened.values())
-                    > _CACHED_BLOCKS
-                ):
+                while self._n_blocks() > _CACHED_BLOCKS and len(self._opened) > 1:
                     self._opened.popitem(last=False)
             return self._opened[info.frame_id, info.generation]
+
+    def _n_blocks(self) -> int:
+        return sum(_FRAME_BLOCKS + len(opened.entries) for opened in self._opened.values())
 
     def _known(self, frame: FrameInfo) -> FrameReader | None:
         """Return a frame that is open already; its file may be another by now."""

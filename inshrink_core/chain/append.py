@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from inshrink_core.archive import ArchiveWriter, PartWriter
 from inshrink_core.chain.archive import Archive, open_base_at
@@ -265,7 +265,10 @@ class ChainWriter:
             if appended is not None:
                 return appended
             done = None  # already called for each tensor
-        return cast("Appended", write(FrameKind.KEYFRAME, math.inf, done))
+        appended = write(FrameKind.KEYFRAME, math.inf, done)
+        if appended is None:
+            raise RuntimeError("a frame without a limit was not committed")
+        return appended
 
     def _load_parent(self) -> None:
         """Load the parent's state from the archive, unless this writer wrote the parent."""
@@ -307,7 +310,9 @@ class ChainWriter:
             tensor = None if source is None else read_again(source, spec, digest)
             if tensor is not None:
                 return tensor, context_state
-            return self.archive.decode(cast("FrameInfo", self.parent), spec.key)[1].exact_state()
+            if self.parent is None:
+                raise RuntimeError("a state is asked for before its frame was committed")
+            return self.archive.decode(self.parent, spec.key)[1].exact_state()
 
         return RecalledReference(recall)
 

@@ -347,7 +347,7 @@ def numbers_of(shown: Subject, config: Mapping[str, Any]) -> Mapping[str, float]
         values = assigned(chain, specs, _settings_of(config)[0])
         return {key: float(value) for key, value in values.items()}
 
-    # Streamlit would take .1 s to hash 300 tensors.
+    # Streamlit takes .1 s to hash 300 tensors.
     return answered(("numbers", text, hash(specs)), read)
 
 
