@@ -3,8 +3,11 @@
 import ast
 import importlib
 import inspect
+import os
+import pickle
 import shlex
 import shutil
+import zipfile
 from typing import Any
 
 import msgspec
@@ -104,6 +107,20 @@ def test_names_from_disk_are_shown_as_text(root):
     assert header(app)[0].startswith("**\\*\\*b\\*\\* \\[x\\]")
     app = explorer()
     assert list(app.dataframe[0].value["name"]) == [name], "a table shows text as it is"
+
+
+def test_a_pickle_that_wants_to_run_code_is_refused_and_named(root):
+    class Evil:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return os.system, (f"touch {root / 'owned'}",)
+
+    (root / "evil").mkdir()
+    with zipfile.ZipFile(root / "evil" / "step_1.pt", "w") as archive:
+        archive.writestr("step_1/data.pkl", pickle.dumps(Evil()))
+        archive.writestr("step_1/version", "3")
+    app = explorer("run", run=str(root / "evil"))
+    assert "system" in texts(app)
+    assert not (root / "owned").exists()
 
 
 @pytest.mark.parametrize("page", [None, *ABOUT_A_RUN])

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from inshrink_core.errors import DamagedError, UnsafePickleError
+from inshrink_core.errors import DamagedError, InshrinkError, UnsafePickleError
 from inshrink_core.formats.state_tree import read_state_tree
 from inshrink_core.formats.torch.pickles import _REPLACED, _plain_for, read_pickle
 from tests.formats.hostile_pickles import CASES
@@ -68,6 +68,12 @@ def test_optimizers_that_share_their_groups_many_times_are_refused():
     shared = {"state": {}, "param_groups": [None] * 1000}
     with pytest.raises(DamagedError, match="more values than a checkpoint"):
         read_state_tree({"optimizer": [[shared] * 64] * 64}, lambda ref: None, n_bytes=10_000)
+
+
+def test_an_error_of_the_file_alone_is_one_of_ours():
+    for program in (b"\x80\x02" + b"(" * 20_000 + b".", b"\x80\x04" + b"N" + b"\x94" * 9000 + b"."):
+        with pytest.raises(InshrinkError):
+            read_pickle(program)
 
 
 @pytest.mark.parametrize("protocol", range(1, 6))
