@@ -364,6 +364,9 @@ def server_config(host: str, port: int) -> dict[str, Any]:
         "client.toolbarMode": "minimal",
         "client.showErrorDetails": "type",
         "client.showErrorLinks": "false",
+        # With Streamlit's 2 runs, a request that waits while others are answered refers to messages that the
+        # browser has forgotten by then, and the page loses its connection for good.
+        "global.maxCachedMessageAge": 100,
         "runner.magicEnabled": False,
         "logger.level": "error",
         "logger.hideWelcomeMessage": True,

@@ -104,13 +104,9 @@ def run_path() -> str | None:
 def set_run(path: str | None) -> None:
     """Show another run; None shows none."""
     if path != st.session_state.get(_PREFIX + RUN):
-        retract(LOG)
-    st.session_state[_PREFIX + RUN] = path
+        publish(log=None)
+    publish(run=path)
     st.session_state[_STARTED] = True
-    if path is None:
-        st.query_params.pop(RUN, None)
-    else:
-        st.query_params[RUN] = path
 
 
 def choice(key: str, options: Sequence[str], default: str) -> str:
@@ -130,22 +126,19 @@ def choice_text(key: str) -> str:
     return text if isinstance(text, str) else ""
 
 
-def publish(**chosen: str) -> None:
-    """Write choices into the session and the address, so that a reload or a copied link shows the same."""
+def publish(**chosen: str | None) -> None:
+    """Write choices into the session and the address, so that a reload or a copied link shows the same.
+
+    Empty choices and None remove what was chosen.
+    """
     for key, value in chosen.items():
         st.session_state[_PREFIX + key] = value
-    if changed := {key: value for key, value in chosen.items() if st.query_params.get(key) != value}:
-        st.query_params.update(changed)  # One step of the browser's history.
+    before = st.query_params.to_dict()
+    if (after := {key: value for key, value in {**before, **chosen}.items() if value}) != before:
+        st.query_params.from_dict(after)  # One step of the browser's history.
 
 
 def went_back() -> bool:
     """Return whether the browser went back or forward to this address."""
     context = get_script_run_ctx()
     return context is not None and context.is_history_navigation
-
-
-def retract(*keys: str) -> None:
-    """Remove choices from the session and the address."""
-    for key in keys:
-        st.session_state.pop(_PREFIX + key, None)
-        st.query_params.pop(key, None)

@@ -6,11 +6,17 @@ const MARK_PIXELS = 2;
 const MOVES = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
 
 const running = new WeakMap();
+const picked = new WeakMap(); // What was picked and not yet answered: later messages repeat it.
 
 export default function ({ data, parentElement, setTriggerValue }) {
   running.get(parentElement)?.();
   const around = parentElement.closest("[data-testid=stVerticalBlock]") ?? document.body;
-  let { rows, column } = data;
+  let state = picked.get(parentElement);
+  if (!state || data.answered >= state.number) {
+    const { answered, rows, column, ticked } = data;
+    state = { number: answered, rows, column, ticked: new Set(ticked), cell: null, ticks: false };
+    picked.set(parentElement, state);
+  }
   let chart = null;
 
   const layer = document.createElement("div");
@@ -37,14 +43,14 @@ export default function ({ data, parentElement, setTriggerValue }) {
     const across = (x) => ((x - x0) / (x1 - x0)) * box.width;
     const down = (y) => ((y - y0) / (y1 - y0)) * box.height;
     layer.replaceChildren(
-      ...rows.map(([first, last]) => {
+      ...state.rows.map(([first, last]) => {
         const cell = document.createElement("div");
-        const [left, right] = [data.edges[column], data.edges[column + 1]].map(across);
+        const [left, right] = [data.edges[state.column], data.edges[state.column + 1]].map(across);
         const [above, below] = [first - 0.5, last + 0.5].map(down);
         cell.style.cssText =
           `position: absolute; left: ${left + MARK_PIXELS}px; top: ${above + MARK_PIXELS}px; ` +
           `width: ${right - left}px; height: ${below - above}px; outline: ${MARK_PIXELS}px solid ${data.colour}`;
-        cell.dataset.cell = `${first},${last},${column}`;
+        cell.dataset.cell = `${first},${last},${state.column}`;
         return cell;
       }),
     );
@@ -52,22 +58,33 @@ export default function ({ data, parentElement, setTriggerValue }) {
       const tick = boxes.children[row] ?? document.createElement("input");
       const height = down(row + 0.5) - down(row - 0.5);
       tick.type = "checkbox";
-      tick.checked = data.ticked.includes(row);
+      tick.checked = state.ticked.has(row);
       tick.ariaLabel = tick.title = `Draw ${name} as a line`;
       tick.style.cssText =
         `position: absolute; left: 2px; margin: 0; width: 13px; height: 13px; cursor: pointer; ` +
         `accent-color: ${data.accent}; top: ${down(row - 0.5) + (height - 13) / 2}px`;
-      tick.onchange = () => setTriggerValue("tick", row);
+      tick.onchange = () => toggle(row);
       if (!tick.parentElement) boxes.append(tick);
     });
     if (layer.parentElement !== whole) whole.append(layer);
     if (boxes.parentElement !== whole) whole.append(boxes);
   }
 
-  function pick(row, place) {
-    [rows, column] = [[[row, row]], place];
+  function tell() {
     mark();
-    setTriggerValue("cell", [row, place]);
+    const { cell, ticks, ticked } = state;
+    setTriggerValue("picked", [++state.number, cell, ticks ? [...ticked] : null]);
+  }
+
+  function pick(row, place) {
+    Object.assign(state, { rows: [[row, row]], column: place, cell: [row, place] });
+    tell();
+  }
+
+  function toggle(row) {
+    if (!state.ticked.delete(row)) state.ticked.add(row);
+    state.ticks = true;
+    tell();
   }
 
   function clicked(event) {
@@ -83,14 +100,14 @@ export default function ({ data, parentElement, setTriggerValue }) {
     const typing = event.target.closest?.("input:not([type=checkbox]), textarea, select, [role=combobox], [role=slider]");
     if (typing || event.ctrlKey || event.metaKey || event.altKey || !chart?.isConnected) return;
     const move = MOVES[event.key];
-    if (move && rows.length && !event.target.closest?.("[role=radiogroup], [data-testid=stDataFrame]")) {
-      const row = rows[0][0] + move[0];
-      let place = column + move[1];
+    if (move && state.rows.length && !event.target.closest?.("[role=radiogroup], [data-testid=stDataFrame]")) {
+      const row = state.rows[0][0] + move[0];
+      let place = state.column + move[1];
       while (data.gaps.includes(place)) place += move[1];
       if (row < 0 || row >= data.n_rows || place < 0 || place > data.edges.length - 2) return;
       pick(row, place);
-    } else if (event.key === "p" && rows.length) {
-      setTriggerValue("tick", rows[0][0]);
+    } else if (event.key === "p" && state.rows.length) {
+      toggle(state.rows[0][0]);
     } else if (event.key === "u") {
       document.querySelector(".st-key-undo button:not(:disabled)")?.click();
     } else if (event.key === "?") {

@@ -121,12 +121,17 @@ def test_clicks_boxes_and_keys_pick_and_tick_keep_the_zoom_and_their_link_shows_
     page.keyboard.press("ArrowUp")
     wait_for(page, f"layer => location.search.includes('layer=' + layer) && {IDLE}", arg=layer)
     wait_for_inside(page, layer)
+    # A key that is held, and a box right after p: the page follows, and loses nothing.
+    step = selected(page)[1]
+    for key in 3 * [*4 * ["ArrowLeft"], *4 * ["ArrowRight"]]:
+        page.keyboard.press(key)
+        page.wait_for_timeout(50)
     page.keyboard.press("p")
-    wait_for(page, f"() => location.search.includes('ticked=') && {IDLE}")
     page.get_by_role("checkbox", name="Draw conv1.weight as a line").click()
     page.get_by_text("Fisher of 2 rows").wait_for()
     assert page.evaluate(RANGE) == zoomed
     wait_for(page, f"() => {IDLE}")
+    assert selected(page) == (layer, step)
     facts = told(page)
 
     # A link in a new context shows the same inside and the same lines.
@@ -142,4 +147,5 @@ def test_clicks_boxes_and_keys_pick_and_tick_keep_the_zoom_and_their_link_shows_
     assert other.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
     wait_for(other, BELOW)
     assert other.evaluate(FAINT) == []
+    assert page.complaints == other.complaints == []
     other.context.close()

@@ -221,7 +221,7 @@ def _show_table(board: Board, rates: Rates, predicted: Predicted, view: View) ->
         f"Layers with {weight.lower()}, bits per weight, share of the bytes, and buttons to change them",
         _TABLE,
         [place for place, name in enumerate(names) if name in ticked],
-        lambda places: chosen.set_ticked(str(board.shown.path), [names[place] for place in places]),
+        functools.partial(chosen.tick, str(board.shown.path), names),
         height=_TABLE_HEIGHT,
     )
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -78,9 +77,10 @@ def show(view: View, found: Selection | None, ticked: Sequence[str], *, is_parti
         chart(figure, _CHART, f"{metric.label} of {len(table.rows)} rows over {len(table.steps)} steps")
         places = _rows_of(view, found)
         at = table.steps.index(found.step) if found is not None and places else None
+        run = str(view.shown.path)
 
-        def heard(act: Callable[[Any], None], word: str) -> Callable[[], None]:
-            return lambda: act(st.session_state[_CELLS].get(word))  # Untrusted, from the browser.
+        def heard(word: str) -> Any:
+            return st.session_state[_CELLS].get(word)  # Untrusted, from the browser.
 
         _component(
             key=_CELLS,
@@ -94,11 +94,11 @@ def show(view: View, found: Selection | None, ticked: Sequence[str], *, is_parti
                 "n_rows": len(names),
                 "edges": axis.edges.tolist(),
                 "gaps": list(axis.gaps),
+                "answered": st.session_state.get(chosen.ANSWERED, 0),
                 "ticked": [place for place, name in enumerate(names) if name in ticked],
             },
-            on_cell_change=heard(functools.partial(_clicked, names, table.steps, axis), "cell"),
-            on_name_change=heard(functools.partial(_named, view), "name"),
-            on_tick_change=heard(functools.partial(_ticked, str(view.shown.path), names), "tick"),
+            on_picked_change=lambda: chosen.pick(heard("picked"), run, names, table.steps, axis),
+            on_name_change=lambda: _named(view, heard("name")),
         )
     st.caption(" ".join(_notes(view, axis, is_partial=is_partial)))
 
@@ -134,7 +134,7 @@ def lines(view: View, ticked: Sequence[str]) -> None:
     with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center"):
         text = f"{metric.label} of {fmt.counted(len(nodes), 'row')}" if is_known else metric.needs
         st.caption(text, width="content")
-        clear: dict[str, Any] = {"on_click": chosen.set_ticked, "args": (str(view.shown.path), ())}
+        clear: dict[str, Any] = {"on_click": chosen.tick, "args": (str(view.shown.path), ticked, ())}
         st.button("Clear", icon=":material/close:", type="tertiary", key="lines.clear", **clear)
     if is_known:
         draw_lines(
@@ -188,20 +188,6 @@ def _named(view: View, place: object) -> None:
         above = [name for name in outer if modules.is_within(node.name, name)]
         if above:
             chosen.fold(run, above[-1], is_open=True)
-
-
-def _clicked(names: Sequence[str], steps: Sequence[int], axis: StepAxis, value: object) -> None:
-    """Handle a click on a cell."""
-    cell = chosen.chosen_cell(value, len(names), len(axis.columns))
-    place = None if cell is None else axis.place_of(cell[1])
-    if cell is not None and place is not None:
-        chosen.select(names[cell[0]], steps[place])
-
-
-def _ticked(run: str, names: Sequence[str], place: object) -> None:
-    """Handle a click on the box before a name."""
-    if type(place) is int and 0 <= place < len(names):
-        chosen.tick(run, names[place])
 
 
 def _rows_of(view: View, found: Selection | None) -> tuple[int, ...]:

@@ -156,8 +156,7 @@ def _metrics_file() -> None:
         help="CSV, JSON lines or TensorBoard events. Leave it empty for the run's own log.",
     ).strip()
     if typed != used:
-        state.retract(state.LOG)
-        state.publish(**({state.LOG: typed} if typed else {}))
+        state.publish(log=typed)
         st.rerun()
 
 
@@ -243,7 +242,7 @@ def show_table(view: View, ticked: Sequence[str]) -> None:
     names = [node.name for node in view.nodes[:_MAX_ROWS]]
 
     def picked(places: list[int]) -> None:
-        chosen.set_ticked(run, [names[place] for place in places])
+        chosen.tick(run, names, places)
         if new := [names[place] for place in places if names[place] not in ticked]:
             chosen.select(new[-1])
 

@@ -7,19 +7,25 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import streamlit as st
 from inshrink_app import state
 from inshrink_app.widgets.modules import is_within
 
+if TYPE_CHECKING:
+    from inshrink_app.pages.run.heatmap import StepAxis
+
 LAYER, STEP, TICKED = "layer", "step", "ticked"
 MAX_TICKED = 12
 
 _SELECTION = "run.selection"
-_STEPS, _TREE, _TICKED = "run.steps", "run.tree", "run.ticked"
+_STEPS, _TREE, _TICKED, ANSWERED = "run.steps", "run.tree", "run.ticked", "run.answered"
+
+
+_Picked = tuple[int, tuple[int, int] | None, list[int] | None]
 
 
 class Selection(NamedTuple):
@@ -29,20 +35,32 @@ class Selection(NamedTuple):
     step: int
 
 
-def chosen_cell(value: object, n_rows: int, n_columns: int) -> tuple[int, int] | None:
-    """Return row and column of the clicked cell of a heatmap; None without one, or for invalid data.
+def pick(value: object, run: str, names: Sequence[str], steps: Sequence[int], axis: StepAxis) -> None:
+    """Handle a message of the map: what the user picked since the last answered message.
 
     Parameters
     ----------
     value
-        Untrusted value from the browser: ``[row, column]``.
-    n_rows, n_columns
-        Numbers of cells.
+        The message, untrusted: its number; row and column, None if no cell was picked; and the ticked rows,
+        None if no box was clicked. Anything else is ignored, and so are rows and columns that do not exist.
+    run
+        The run on screen.
+    names, steps
+        The rows and columns of the map with values.
+    axis
+        Columns of the map.
     """
-    if not isinstance(value, list) or len(value) != 2 or not all(type(place) is int for place in value):
-        return None
-    row, column = value
-    return (row, column) if 0 <= row < n_rows and 0 <= column < n_columns else None
+    try:
+        number, cell, places = msgspec.convert(value, _Picked)
+    except msgspec.ValidationError:
+        return
+    st.session_state[ANSWERED] = number
+    row, column = cell or (-1, -1)
+    place = axis.place_of(column) if 0 <= row < len(names) and 0 <= column < len(axis.columns) else None
+    if place is not None:
+        select(names[row], steps[place])
+    if places is not None:
+        tick(run, names, places)
 
 
 def current(steps: Sequence[int]) -> Selection | None:
@@ -79,14 +97,9 @@ def _select(layer: str | None, step: int | None) -> Selection | None:
 
 def publish(selection: Selection | None, ticked_rows: Sequence[str] = ()) -> None:
     """Write the selection and the ticked rows into the address."""
-    if ticked_rows:
-        state.publish(**{TICKED: json.dumps(list(ticked_rows))})
-    else:
-        state.retract(TICKED)
-    if selection is None:
-        state.retract(LAYER, STEP)
-    else:
-        state.publish(**{LAYER: selection.layer, STEP: str(selection.step)})
+    layer, step = selection or (None, "")
+    names = json.dumps(list(ticked_rows)) if ticked_rows else None
+    state.publish(**{TICKED: names, LAYER: layer, STEP: str(step)})
 
 
 def ticked(run: str) -> tuple[str, ...]:
@@ -102,16 +115,17 @@ def ticked(run: str) -> tuple[str, ...]:
     return tuple(names)
 
 
-def tick(run: str, name: str) -> None:
-    """Toggle the tick of a row."""
-    known = ticked(run)
-    set_ticked(run, [other for other in known if other != name] if name in known else [*known, name])
+def tick(run: str, names: Sequence[str], places: Collection[int]) -> None:
+    """Tick the rows at some places and clear the ticks of the other ones; also a callback.
 
-
-def set_ticked(run: str, names: Sequence[str]) -> None:
-    """Tick these rows and no others; above the maximum, the oldest ticks are dropped."""
+    Rows that are not among the names keep their ticks. Above the maximum, the oldest ticks are dropped.
+    Places are untrusted.
+    """
+    here = {names[place] for place in places if 0 <= place < len(names)}
+    kept = [name for name in ticked(run) if name in here or name not in names]
+    new = [name for name in names if name in here and name not in kept]
     state.clicked()
-    st.session_state[_TICKED] = (run, list(names)[-MAX_TICKED:])
+    st.session_state[_TICKED] = (run, [*kept, *new][-MAX_TICKED:])
 
 
 def tree(run: str) -> tuple[frozenset[str], frozenset[str]]:

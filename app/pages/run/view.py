@@ -194,9 +194,15 @@ def _panel(view: View, found: Selection | None) -> None:
                 rows.show_ranked(view.table, view.ranked, view.shares, len(steps) - 1, "largest")
             return
         run = str(view.shown.path)
-        pin = ("Unpin", "keep_off") if found.layer in chosen.ticked(run) else ("Pin", "keep")
+        is_pinned = found.layer in chosen.ticked(run)
+        pin = ("Unpin", "keep_off", ()) if is_pinned else ("Pin", "keep", (0,))
         actions = (
-            (*pin, "Draws the row as a line under the map (p).", chosen.tick, (run, found.layer)),
+            (
+                *pin[:2],
+                "Draws the row as a line under the map (p).",
+                chosen.tick,
+                (run, [found.layer], pin[2]),
+            ),
             ("Close", "close", "Back to the largest rows.", chosen.select, (None,)),
         )
         with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center"):
