@@ -176,11 +176,10 @@ class TensorReference(ABC):
 
     @abstractmethod
     def decoded(self) -> Tensor:
-        """Return the tensor this state decodes to, in the stored dtype and shape."""
+        """Return the tensor this state decodes to, in the stored dtype and shape, possibly that of the state.
 
-    def decoded_anew(self) -> Tensor:
-        """Return the tensor as a copy that the caller may modify."""
-        return self.decoded().clone()
+        A caller that keeps the state must not modify the tensor.
+        """
 
     def exact_state(self) -> tuple[Tensor, Tensor | None]:
         """Return the decoded tensor and the context state of an exact delta, if there is any."""
@@ -211,10 +210,6 @@ class ShapedReference(TensorReference):
     dtype: str
     shape: tuple[int, ...]
 
-    def decoded_anew(self) -> Tensor:
-        """Return the tensor as a copy that the caller may modify."""
-        return self.decoded()
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BaseReference(TensorReference):
@@ -234,10 +229,6 @@ class BaseReference(TensorReference):
 
     def decoded(self) -> Tensor:
         """Return the tensor."""
-        return self.read()
-
-    def decoded_anew(self) -> Tensor:
-        """Return the tensor as a copy that the caller may modify."""
         return self.read()
 
 

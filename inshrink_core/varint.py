@@ -1,7 +1,11 @@
-"""Numbers of variable length: seven bits per byte, least significant first, as in protobuf (LEB128)."""
+"""Numbers of variable length, and bytes preceded by their length.
+
+A number takes seven bits per byte, least significant first, as in protobuf (LEB128).
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 from inshrink_core.errors import DamagedError
@@ -26,51 +30,55 @@ def write_varint(out: bytearray, value: int) -> None:
     out.append(value)
 
 
-def read_varint(payload: bytes | memoryview, offset: int, max_bytes: int = _MAX_BYTES) -> tuple[int, int]:
-    """Return a number and the offset after it.
-
-    Raises
-    ------
-    DamagedError
-        The number ends early, or is longer than `max_bytes`.
-
-    Examples
-    --------
-    >>> read_varint(bytes.fromhex("ac02"), 0)
-    (300, 2)
-    """
-    value = 0
-    for i in range(max_bytes):
-        if offset + i >= len(payload):
-            raise DamagedError(f"a number of variable length at offset {offset} ends early")
-        byte = payload[offset + i]
-        value |= (byte & 127) << 7 * i
-        if byte < 128:
-            return value, offset + i + 1
-    raise DamagedError(
-        f"a number of variable length at offset {offset} is too long", expected=f"at most {max_bytes} bytes"
-    )
-
-
 def write_section(out: bytearray, section: bytes | memoryview) -> None:
     """Append bytes, preceded by their length."""
     write_varint(out, len(section))
     out += section
 
 
-def read_section(payload: memoryview, offset: int) -> tuple[memoryview, int]:
-    """Return bytes preceded by their length, and the offset after them.
+@dataclass(slots=True)
+class Cursor:
+    """Reads a payload sequentially; every length is checked before its bytes are read.
+
+    Parameters
+    ----------
+    rest
+        The bytes that are not read yet.
 
     Raises
     ------
     DamagedError
-        The payload ends early.
+        From every method: the payload ends early, or a number is too long.
+
+    Examples
+    --------
+    >>> cursor = Cursor(memoryview(bytes.fromhex("ac0261")))
+    >>> cursor.varint(), bytes(cursor.rest)
+    (300, b'a')
     """
-    length, at = read_varint(payload, offset)
-    if length > len(payload) - at:
+
+    rest: memoryview
+
+    def take(self, nbytes: int) -> memoryview:
+        """Return the next bytes."""
+        if nbytes > len(self.rest):
+            found = str(len(self.rest))
+            raise DamagedError("a payload is cut short", expected=f"{nbytes} bytes", found=found)
+        taken, self.rest = self.rest[:nbytes], self.rest[nbytes:]
+        return taken
+
+    def varint(self, max_bytes: int = _MAX_BYTES) -> int:
+        """Return the next number of variable length."""
+        value = 0
+        for place, byte in enumerate(self.rest[:max_bytes]):
+            value |= (byte & 127) << 7 * place
+            if byte < 128:
+                self.rest = self.rest[place + 1 :]
+                return value
         raise DamagedError(
-            f"a section at offset {offset} is cut short",
-            expected=f"{length} bytes",
-            found=str(len(payload) - at),
+            "a number of variable length ends early or is too long", expected=f"at most {max_bytes} bytes"
         )
-    return payload[at : at + length], at + length
+
+    def section(self) -> memoryview:
+        """Return the next section: a length, followed by that many bytes."""
+        return self.take(self.varint())

@@ -523,7 +523,7 @@ class Archive(Mapping[int, Checkpoint]):
         try:
             with enough_memory(spec, self.device):
                 state = codec.decode(spec, block, reference, self.device)
-                return None if follow else state.decoded_anew(), state
+                return None if follow else state.decoded(), state
         except DamagedError as error:
             if error.where:
                 raise
@@ -615,7 +615,7 @@ class _FrameSource:
     def read(self, spec: TensorSpec) -> Tensor:
         """Decode a tensor; return a copy if the archive caches the original as its state."""
         tensor, _ = self.archive.decode(self.info, spec.key)
-        host = tensor.cpu()
+        host = tensor.cpu().contiguous()
         return host.clone() if host is tensor and self.archive.keeps_state else host
 
     def prefetch(self, specs: Iterable[TensorSpec]) -> AbstractContextManager[None]:

@@ -27,7 +27,7 @@ from inshrink_core.frame import Block
 from inshrink_core.ops.cpu.changes import HISTORIES
 from inshrink_core.ops.cpu.planes import Transform, merge_planes, split_planes
 from inshrink_core.ops.cpu.symbols import count_groups
-from inshrink_core.varint import read_section, read_varint, write_section, write_varint
+from inshrink_core.varint import Cursor, write_section, write_varint
 
 BITSTREAM = "lossless/1"
 
@@ -252,8 +252,8 @@ def decode_exact(
 
 
 def _decode_context_state(spec: TensorSpec, body: memoryview) -> LosslessReference:
-    section, at = read_section(body, 0)
-    inner = body[at:]
+    cursor = Cursor(body)
+    section, inner = cursor.section(), cursor.rest
     if spec.dtype not in _WITH_HISTORY or len(inner) == 0 or inner[0] in (*_RELATIVE, _Mode.HISTORY):
         raise DamagedError("a lossless payload with a context state holds no tensor")
     context_state = decode_rans(section, spec.numel, HISTORIES)
@@ -398,38 +398,28 @@ def _encode_plane(plane: NDArray[np.uint8], level: int) -> tuple[bytes | bytearr
 
 def _decode_planes(body: memoryview, out: Tensor, earlier: Tensor | None, spec: TensorSpec) -> None:
     """Fill the words of a tensor; inverse of `_encode_planes`."""
-    transform, offset = _transforms(spec)[earlier is not None], 0
+    transform, cursor = _transforms(spec)[earlier is not None], Cursor(body)
     for start in range(0, out.numel(), _CHUNK):
         chunk = out[start : start + _CHUNK]
         past = None if earlier is None else earlier[start : start + _CHUNK]
         planes = np.empty((out.element_size(), chunk.numel()), np.uint8)
         for plane in planes:
-            offset = _decode_plane(body, offset, plane)
+            _decode_plane(cursor, plane)
         merge_planes(torch.from_numpy(planes), past, transform, chunk)
-    if offset != len(body):
-        raise DamagedError(
-            "bytes follow the planes of a lossless payload", found=str(len(body) - offset), expected="0"
-        )
+    of_length(cursor.rest, 0, "bytes follow the planes of a lossless payload")
 
 
-def _decode_plane(body: memoryview, offset: int, plane: NDArray[np.uint8]) -> int:
-    """Fill one plane, and return the offset after it."""
-    header, offset = read_varint(body, offset)
+def _decode_plane(cursor: Cursor, plane: NDArray[np.uint8]) -> None:
+    """Fill one plane."""
+    header = cursor.varint()
     kind, length = header & 3, header >> 2
     if kind == _Plane.CONSTANT and length < 256:
         plane[:] = length
-        return offset
-    if kind == _Plane.RAW and length == 0:
-        length = plane.size
-    data = body[offset : offset + length]
-    if kind == _Plane.RAW and len(data) == plane.size == length:
-        plane[:] = np.frombuffer(data, np.uint8)
-    elif kind == _Plane.ZSTD and len(data) == length:
-        plane[:] = np.frombuffer(zstd_decompress(data, plane.size), np.uint8)
-    elif kind == _Plane.RANS and len(data) == length:
-        plane[:] = decode_rans(data, plane.size, 256).numpy()
+    elif kind == _Plane.RAW and length in (0, plane.size):
+        plane[:] = np.frombuffer(cursor.take(plane.size), np.uint8)
+    elif kind == _Plane.ZSTD:
+        plane[:] = np.frombuffer(zstd_decompress(cursor.take(length), plane.size), np.uint8)
+    elif kind == _Plane.RANS:
+        plane[:] = decode_rans(cursor.take(length), plane.size, 256).numpy()
     else:
-        raise DamagedError(
-            "a byte plane is cut short or of no known kind", expected=f"{length} bytes", found=str(len(data))
-        )
-    return offset + length
+        raise DamagedError("a byte plane is of no known kind", found=str(header))

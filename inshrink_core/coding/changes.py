@@ -27,7 +27,7 @@ from inshrink_core.ops.cpu.changes import (
 )
 from inshrink_core.ops.cpu.compiled import brief
 from inshrink_core.ops.rans import BIT_LENGTHS, MAX_CONTEXTS, PRECISION
-from inshrink_core.varint import read_section, write_section
+from inshrink_core.varint import Cursor, write_section
 
 SAMPLE = 1 << 15
 """Elements in a sample: enough for some hundred places, and processed in a tenth of a millisecond."""
@@ -186,21 +186,18 @@ def decode_changes(
     DamagedError
         The payload is not valid for the tensor.
     """
-    if len(payload) < 2:
-        raise DamagedError("changes are cut short")
-    word = earlier.element_size()
-    top, at = payload[0], 2
-    n_tables = in_range(payload[1] + 1, 1, MAX_CONTEXTS, "changes have no valid number of tables")
+    cursor, word = Cursor(payload), earlier.element_size()
+    top, n_tables = cursor.take(2)
+    n_tables = in_range(n_tables + 1, 1, MAX_CONTEXTS, "changes have no valid number of tables")
     contexts = None
     if n_tables > 1:
-        section, at = read_section(payload, at)
-        mapping = decode_rans(section, N_PLACES, n_tables).cumsum(0) % n_tables
+        mapping = decode_rans(cursor.section(), N_PLACES, n_tables).cumsum(0) % n_tables
         contexts = find_contexts(earlier, context_state, mapping.to(torch.uint8), mantissa, top)
-    section, at = read_section(payload, at)
+    section = cursor.section()
     if len(section) % 4:
         raise DamagedError("extra bits of changes are no whole words", found=f"{len(section)} bytes")
     extra = np.frombuffer(section, "<u4").astype(np.uint32, copy=False)
-    tokens = decode_rans(payload[at:], earlier.numel(), N_TOKENS[word], contexts, n_tables)
+    tokens = decode_rans(cursor.rest, earlier.numel(), N_TOKENS[word], contexts, n_tables)
     words, after, intact = apply_changes(tokens, extra, earlier, context_state)
     if not intact:
         raise DamagedError("extra bits do not fit the tokens of changes", found=f"{extra.size} words")

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from inshrink_core.errors import DamagedError
 from inshrink_core.ops.cpu.symbols import MAX_CODE_BITS, unpack_symbols
+from inshrink_core.varint import Cursor
 
 _ZEROS = 0
 _REPEAT = 13
@@ -59,13 +60,13 @@ def serialize_lengths(lengths: NDArray[np.int64]) -> bytes:
     return bytes(low | high << 4 for low, high in zip(nibbles[::2], nibbles[1::2], strict=True))
 
 
-def parse_lengths(payload: bytes | memoryview, offset: int, n_symbols: int) -> tuple[NDArray[np.int64], int]:
-    """Parse the code lengths of an alphabet; return them and the offset after them.
+def parse_lengths(cursor: Cursor, n_symbols: int) -> NDArray[np.int64]:
+    """Parse the code lengths of an alphabet.
 
     Parameters
     ----------
-    payload, offset
-        The bytes, and the position of the output of `serialize_lengths`.
+    cursor
+        Reads the output of `serialize_lengths`.
     n_symbols
         Size of the alphabet.
 
@@ -75,17 +76,14 @@ def parse_lengths(payload: bytes | memoryview, offset: int, n_symbols: int) -> t
         The bytes end early, or the lengths do not form a complete prefix code.
     """
     lengths: list[int] = []
-    at = 2 * offset
+    high: list[int] = []  # The half of a byte that is not read yet.
 
     def nibble() -> int:
-        nonlocal at
-        if at // 2 >= len(payload):
-            raise DamagedError(
-                "a code table ends early", expected=f"{n_symbols} lengths", found=str(len(lengths))
-            )
-        value = payload[at // 2] >> 4 * (at % 2) & 15
-        at += 1
-        return value
+        if high:
+            return high.pop()
+        byte = cursor.take(1)[0]
+        high.append(byte >> 4)
+        return byte & 15
 
     while len(lengths) < n_symbols:
         value = nibble()
@@ -99,9 +97,9 @@ def parse_lengths(payload: bytes | memoryview, offset: int, n_symbols: int) -> t
             raise DamagedError("a code table holds a reserved value", found=str(value), expected="a length")
         else:
             lengths.append(value)
-    if at % 2 and nibble() != 0:
+    if any(high):
         raise DamagedError("a code table has a padding nibble set")
-    return _checked_lengths(lengths, n_symbols), at // 2
+    return _checked_lengths(lengths, n_symbols)
 
 
 def _checked_lengths(lengths: list[int], n_symbols: int) -> NDArray[np.int64]:

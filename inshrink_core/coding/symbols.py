@@ -44,7 +44,7 @@ from inshrink_core.ops.cpu.symbols import (
     pack_symbols,
     unpack_events,
 )
-from inshrink_core.varint import read_varint, write_varint
+from inshrink_core.varint import Cursor, write_varint
 
 _PACKED, _CONSTANT, _PLAIN, _GROUPED = range(4)
 
@@ -135,22 +135,14 @@ def decode_symbols(
     """
     before = None if previous is None else _host(previous)
     out = np.empty(n, np.uint8)
-    view = memoryview(payload)
-    offset = 0
+    cursor = Cursor(memoryview(payload))
     for start in range(0, n, MAX_CHUNK):
         chunk = out[start : start + MAX_CHUNK]
         groups = None if before is None else before[start : start + MAX_CHUNK]
-        if offset >= len(view):
-            raise DamagedError("a symbol stream ends early", expected=f"{n} symbols", found=str(start))
-        kind, offset = view[offset], offset + 1
-        length = len(view) - offset
-        if start + MAX_CHUNK < n:
-            length, offset = read_varint(view, offset)
-        body = of_length(view[offset : offset + length], length, "a chunk of symbols ends early")
+        kind = cursor.take(1)[0]
+        body = cursor.section() if start + MAX_CHUNK < n else cursor.take(len(cursor.rest))
         chunk[:] = _decode_chunk(kind, body, chunk.size, n_symbols, groups, n_previous)
-        offset += length
-    if offset != len(view):
-        raise DamagedError("bytes follow a symbol stream", found=str(len(view) - offset), expected="0")
+    of_length(cursor.rest, 0, "bytes follow a symbol stream")
     in_range(out.max(initial=0), 0, n_symbols - 1, "a symbol is outside the alphabet")
     return torch.from_numpy(out).to(device if previous is None else previous.device)
 
@@ -220,8 +212,8 @@ def _decode_chunk(
     if kind == _PACKED:
         return unpack_bits(body, n, n_symbols)
     if kind == _PLAIN:
-        lengths, offset = parse_lengths(body, 0, n_symbols)
-        return decode_symbols_with(lengths, body[offset:], n)
+        cursor = Cursor(body)
+        return decode_symbols_with(parse_lengths(cursor, n_symbols), cursor.rest, n)
     groups, bases, modulus = _grouping(n, n_symbols, previous, n_previous)
     if kind == _GROUPED:
         return decode_grouped(body, groups, bases, modulus)
@@ -350,16 +342,16 @@ def decode_grouped(body: memoryview, groups: _Symbols, bases: _Counts, modulus: 
         The body is not valid for these groups.
     """
     present = np.flatnonzero(count_groups(groups))
-    expected, apart, offset = _parse_header(body, present, bases, modulus)
-    tables, offset = _parse_tables(body, offset, present, expected, apart, modulus)
+    cursor = Cursor(body)
+    expected, apart = _parse_header(cursor, present, bases, modulus)
+    tables = _parse_tables(cursor, present, expected, apart, modulus)
     run_bits = max(window_bits(lengths) for lengths in tables.runs)
     literal_bits = max(window_bits(lengths) for lengths in tables.literals)
     runs = np.stack([run_windows(lengths, run_bits) for lengths in tables.runs])
     literals = np.stack(
         [symbol_windows(lengths, literal_bits, literal_entries(lengths)) for lengths in tables.literals]
     )
-    stream = body[offset:]
-    out = np.empty(groups.size, np.uint8)
+    stream, out = cursor.rest, np.empty(groups.size, np.uint8)
     arguments = (stream_words(stream), 8 * len(stream), groups, bases, expected, modulus)
     check_end(unpack_events(*arguments, tables.rows, runs, literals, out), stream)
     return out
@@ -430,43 +422,35 @@ def _header(present: _Counts, bases: _Counts, expected: _Counts, modulus: int, t
 
 
 def _parse_header(
-    body: memoryview, present: _Counts, bases: _Counts, modulus: int
-) -> tuple[_Counts, NDArray[np.bool_], int]:
-    """Parse a header; return expected symbols, groups with separate tables, and the offset after it."""
-    flags = in_range(_take(body, 0, 1)[0], 0, _UNIFORM | _POOLED, "a chunk of symbols has unknown flags")
-    offset = 1
+    cursor: Cursor, present: _Counts, bases: _Counts, modulus: int
+) -> tuple[_Counts, NDArray[np.bool_]]:
+    """Parse a header; return expected symbols, and the groups with separate tables."""
+    flags = in_range(cursor.take(1)[0], 0, _UNIFORM | _POOLED, "a chunk of symbols has unknown flags")
     expected = bases.copy()
     apart = np.zeros(present.size, bool)
     if not flags & _UNIFORM:
-        expecting, offset = _parse_mask(body, offset, present.size)
+        expecting = _parse_mask(cursor, present.size)
         n_expecting = int(np.count_nonzero(expecting))
-        deltas = np.frombuffer(_take(body, offset, n_expecting), np.uint8).astype(np.int64)
-        offset += n_expecting
+        deltas = np.frombuffer(cursor.take(n_expecting), np.uint8).astype(np.int64)
         in_range(deltas.max(initial=0), 0, modulus - 1, "an expected delta is outside the alphabet")
         expected[present[~expecting]] = NO_EXPECTATION
         expected[present[expecting]] = (bases[present[expecting]] - deltas) % modulus
     if not flags & _POOLED:
-        apart, offset = _parse_mask(body, offset, present.size)
-    return expected, apart, offset
+        apart = _parse_mask(cursor, present.size)
+    return expected, apart
 
 
-def _parse_mask(body: memoryview, offset: int, n: int) -> tuple[NDArray[np.bool_], int]:
+def _parse_mask(cursor: Cursor, n: int) -> NDArray[np.bool_]:
     """Parse a bit for each present group, first group least significant."""
-    n_bytes = (n + 7) // 8
-    bits = np.unpackbits(np.frombuffer(_take(body, offset, n_bytes), np.uint8), bitorder="little")
+    bits = np.unpackbits(np.frombuffer(cursor.take((n + 7) // 8), np.uint8), bitorder="little")
     if bits[n:].any():
         raise DamagedError("a mask of groups has a padding bit set")
-    return bits[:n].astype(bool), offset + n_bytes
+    return bits[:n].astype(bool)
 
 
 def _parse_tables(
-    body: memoryview,
-    offset: int,
-    present: _Counts,
-    expected: _Counts,
-    apart: NDArray[np.bool_],
-    modulus: int,
-) -> tuple[_Tables, int]:
+    cursor: Cursor, present: _Counts, expected: _Counts, apart: NDArray[np.bool_], modulus: int
+) -> _Tables:
     """Parse code lengths in the order of `_stored_rows`; unused rows get placeholders."""
     rows = np.where(expected == NO_EXPECTATION, _POOLED_PLAIN, _POOLED_RUNS).astype(np.int64)
     rows[present[apart]] = 2 + np.arange(int(np.count_nonzero(apart)))
@@ -475,10 +459,6 @@ def _parse_tables(
     with_runs = _rows_with_runs(tables, expected)
     for row in _stored_rows(present, tables):
         if row in with_runs:
-            tables.runs[row], offset = parse_lengths(body, offset, N_RUN_TOKENS)
-        tables.literals[row], offset = parse_lengths(body, offset, modulus)
-    return tables, offset
-
-
-def _take(body: memoryview, offset: int, n: int) -> memoryview:
-    return of_length(body[offset : offset + n], n, "a chunk of symbols ends early")
+            tables.runs[row] = parse_lengths(cursor, N_RUN_TOKENS)
+        tables.literals[row] = parse_lengths(cursor, modulus)
+    return tables

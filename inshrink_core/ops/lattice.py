@@ -290,7 +290,7 @@ def scale_integers(integers: Tensor, unit: float) -> Tensor:
     Float32[Tensor, "n"]
         On the device of the integers.
     """
-    return integers.to(torch.float32).mul_(float32(unit, integers))
+    return integers.to(torch.float32).mul_(unit)
 
 
 def _best_grade(counts: NDArray[np.int64], beyond: int) -> int:

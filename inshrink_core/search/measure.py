@@ -170,7 +170,7 @@ class _States:
     references: Mapping[str, TensorReference]
 
     def read(self, spec: TensorSpec) -> Tensor:
-        return self.references[spec.key].decoded_anew().cpu()
+        return self.references[spec.key].decoded().cpu().clone()
 
     def skeleton(self, layout: FileLayout) -> bytes:
         return b""

@@ -25,9 +25,10 @@ import torch
 
 from inshrink_core.codec import TensorReference
 from inshrink_core.codecs.exact import decode_exact, encode_exact
+from inshrink_core.coding.raw import of_length
 from inshrink_core.errors import DamagedError
 from inshrink_core.frame import Block
-from inshrink_core.varint import read_section, write_section
+from inshrink_core.varint import Cursor, write_section
 from inshrink_lab.published.adaptive import decode_adaptive, encode_adaptive
 from inshrink_lab.published.excp import ExcpCodec
 from inshrink_lab.published.flat import Symbols
@@ -116,10 +117,9 @@ class ContextCodec(ExcpCodec):
     ) -> Symbols:
         """Undo `pack_symbols`."""
         zeros, values = _contexts(spec, before)
-        flags, at = read_section(stream, 0)
-        rest, at = read_section(stream, at)
-        if at != len(stream):
-            raise DamagedError("bytes follow the symbols")
+        cursor = Cursor(stream)
+        flags, rest = cursor.section(), cursor.section()
+        of_length(cursor.rest, 0, "bytes follow the symbols")
         symbols = decode_adaptive(flags, spec.numel, 2, zeros, _ZERO_CONTEXTS)
         nonzero = symbols != 0
         n_kept = int(np.count_nonzero(nonzero))
@@ -159,15 +159,14 @@ class ContextCodec(ExcpCodec):
 
 def _parse_state(spec: TensorSpec, payload: memoryview) -> ContextReference:
     """Return the state of a payload that `ContextCodec.rekey` wrote."""
-    if len(payload) < 4:
-        raise DamagedError("the block is cut short")
-    n_symbols, n_negative = payload[1] + 1, payload[2]
-    stream, at = read_section(payload, 3)
+    cursor = Cursor(payload[1:])
+    largest, n_negative = cursor.take(2)
+    n_symbols, stream = largest + 1, cursor.section()
     if n_negative >= n_symbols:
         raise DamagedError("a state has more negative centroids than centroids")
     symbols = decode_adaptive(stream, spec.numel, n_symbols)
     return ContextReference(
-        tensor=decode_exact(spec, payload[at:], None).tensor.contiguous(),
+        tensor=decode_exact(spec, cursor.rest, None).tensor.contiguous(),
         symbols=torch.from_numpy(symbols),
         n_symbols=n_symbols,
         n_negative=n_negative,

@@ -35,6 +35,7 @@ from inshrink_core.coding.raw import (
 from inshrink_core.coding.zstd import zstd_compress, zstd_decompress
 from inshrink_core.errors import DamagedError
 from inshrink_core.ops.cpu.symbols import MAX_CODE_BITS, code_lengths, count_groups, pack_symbols
+from inshrink_core.varint import Cursor
 from inshrink_lab.published.lzma2 import lzma_compress, lzma_decompress
 
 BITS = Tuning(
@@ -139,8 +140,8 @@ def decode_huffman(payload: bytes | memoryview, n: int) -> Symbols:
     """Return the `n` values; DamagedError if the table or the codes are not theirs."""
     if n == 0 and len(payload) == 0:
         return np.zeros(0, np.uint8)
-    lengths, offset = parse_lengths(payload, 0, 256)
-    return decode_symbols_with(lengths, payload[offset:], n)
+    cursor = Cursor(memoryview(payload))
+    return decode_symbols_with(parse_lengths(cursor, 256), cursor.rest, n)
 
 
 def _encode_rans(symbols: Symbols, n_symbols: int) -> bytes:

@@ -59,7 +59,7 @@ def test_a_payload_of_a_few_bytes_for_a_tensor_no_memory_holds_is_refused(name, 
         heads = {case.sound[0][:40] for case in situations() if case.bitstream == bitstream and case.sound}
         for payload in (b"\x02\x00\x00", b"\x00\x00\x00\x00", b"\x01\x00\x00\x00", *sorted(heads)):
             with pytest.raises((DamagedError, TooLargeError)), enough_memory(giant(shape)):
-                codec.decode(giant(shape), Block(bitstream, payload), None).decoded_anew()
+                codec.decode(giant(shape), Block(bitstream, payload), None).decoded()
 
 
 def test_an_allocation_that_fails_is_an_error_of_ours_with_the_size():

@@ -17,6 +17,7 @@ from inshrink_core.coding.zstd import zstd_compress, zstd_decompress
 from inshrink_core.errors import DamagedError
 from inshrink_core.ops import Backend, force_backend
 from inshrink_core.ops.cpu.symbols import code_lengths
+from inshrink_core.varint import Cursor
 from inshrink_lab.published.adaptive import decode_adaptive
 from inshrink_lab.published.flat import FLAT_CODERS, decode_flat, decode_huffman, encode_flat, encode_huffman
 from inshrink_lab.published.lzma2 import lzma_compress, lzma_decompress
@@ -179,4 +180,4 @@ def test_limited_code_lengths_are_the_best_of_all():
 @pytest.mark.parametrize("table", ["", "11", "1111", "0d", "e1", "1011", "21ff", "3333ff"])
 def test_tables_that_are_no_complete_prefix_code_are_refused(table):
     with pytest.raises(DamagedError):
-        parse_lengths(bytes.fromhex(table), 0, 8)
+        parse_lengths(Cursor(memoryview(bytes.fromhex(table))), 8)

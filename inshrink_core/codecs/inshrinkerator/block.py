@@ -16,7 +16,7 @@ from inshrink_core.coding.symbols import decode_symbols, encode_symbols
 from inshrink_core.errors import DamagedError
 from inshrink_core.ops.quantize import PROTECTED, PRUNED, dequantize, gather_protected
 from inshrink_core.quantization.codebook import round_to_bfloat16
-from inshrink_core.varint import read_section, write_varint
+from inshrink_core.varint import Cursor, write_varint
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -96,7 +96,7 @@ def parse_quantized(
     DamagedError
         The payload is not valid for the spec and reference.
     """
-    flags, at = payload[0], 2
+    flags, cursor = payload[0], Cursor(payload[2:])
     n_centroids = in_range(payload[1], 0, _MAX_CENTROIDS, "too many centroids")
     previous = previous if flags & DELTA else None
     if flags & ~(DELTA | SAME_CODEBOOK | PROTECTS):
@@ -104,15 +104,12 @@ def parse_quantized(
     if flags & DELTA and previous is None:
         raise DamagedError("the block is a delta against another reference")
     if not flags & SAME_CODEBOOK:
-        at += 2 * n_centroids
-        if at > len(payload):
-            raise DamagedError("the codebook is cut short")
-        codebook = _parse_codebook(spec, payload[2:at])
+        codebook = _parse_codebook(spec, cursor.take(2 * n_centroids))
     elif previous is None or n_centroids != previous.codebook.numel():
         raise DamagedError("the block's codebook is that of another reference")
     else:
         codebook = previous.codebook
-    stream, at = read_section(payload, at) if flags & PROTECTS else (payload[at:], len(payload))
+    stream = cursor.section() if flags & PROTECTS else cursor.rest
     n_symbols = FIRST_BIN + n_centroids
     symbols = decode_symbols(stream, spec.numel, n_symbols, *_before(previous), torch.device(device))
     n_protected = int((symbols == PROTECTED).sum())
@@ -121,7 +118,7 @@ def parse_quantized(
     stored = _protected_spec(spec, n_protected)
     protected = torch.empty(0, dtype=getattr(torch, stored.dtype))
     if n_protected:
-        exact = decode_exact(stored, payload[at:], _protected_reference(symbols, previous))
+        exact = decode_exact(stored, cursor.rest, _protected_reference(symbols, previous))
         protected = exact.tensor.contiguous()
     return InshrinkeratorReference(
         dtype=spec.dtype, shape=spec.shape, symbols=symbols, codebook=codebook, protected=protected

@@ -40,7 +40,7 @@ from inshrink_core.ops.lattice import (
     sum_tokens,
 )
 from inshrink_core.ops.rans import rans_counts
-from inshrink_core.varint import read_section, read_varint, write_section, write_varint
+from inshrink_core.varint import Cursor, write_section, write_varint
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -92,6 +92,7 @@ UNCHANGED = bytes((Kind.UNCHANGED,))
 
 _MAX_SHIFT = 24
 _SNAP = 0x80
+_STEP_SIZE_RANGE = "a lattice block's step size is out of range"
 """Flag in a delta's shift: the integers are first moved to multiples of the step size."""
 
 _MAX_SORTED = 1 << 20
@@ -130,7 +131,7 @@ def pack_delta(
 def points_moved(payload: bytes | memoryview) -> bool:
     """Whether a payload moves any lattice point, also inside a payload with a residual."""
     if payload[0] & 15 == Kind.EXACT:
-        payload, _ = read_section(memoryview(payload), 1)
+        payload = Cursor(memoryview(payload)[1:]).section()
     return bytes(payload) != UNCHANGED
 
 
@@ -192,32 +193,12 @@ def words_of(values: Tensor) -> Tensor:
     return values.view(torch.int16 if values.element_size() == 2 else torch.int32)
 
 
-class _Cursor:
-    """Reads a payload sequentially; every length is checked before its bytes are read.
+@dataclass(slots=True)
+class _Cursor(Cursor):
+    """Reads a block behind its first byte, which has the flags; tokens are decoded on `device`."""
 
-    Tokens are decoded on `device`.
-    """
-
-    def __init__(self, payload: memoryview, device: torch.device) -> None:
-        self.payload, self.device = payload, device
-        self.flags, self.at = payload[0] & 0xF0, 1
-
-    def byte(self) -> int:
-        """Return the next byte."""
-        if self.at >= len(self.payload):
-            raise DamagedError("a lattice block is cut short")
-        self.at += 1
-        return self.payload[self.at - 1]
-
-    def units(self) -> int:
-        """Return the next varint as a number of units, after a check of its range."""
-        value, self.at = read_varint(self.payload, self.at)
-        return in_range(value, 1, MAX_UNITS, "a lattice block's step size is out of range")
-
-    def section(self) -> memoryview:
-        """Return the next section: a length, followed by that many bytes."""
-        section, self.at = read_section(self.payload, self.at)
-        return section
+    flags: int
+    device: torch.device
 
 
 def parse(
@@ -237,7 +218,7 @@ def parse(
     if len(payload) == 0:
         raise DamagedError("a lattice block is empty")
     kind = in_range(payload[0] & 15, 0, max(Kind), "a lattice block is of no known kind")
-    cursor = _Cursor(payload, torch.device(device))
+    cursor = _Cursor(payload[1:], payload[0] & 0xF0, torch.device(device))
     if kind == Kind.DELTA and reference is not None:
         return _parse_delta(spec, cursor, reference)
     if kind == Kind.EXACT:
@@ -259,7 +240,7 @@ def _parse_exact(
     """Return the state of the lattice points with the exact values that the residual yields."""
     if cursor.flags:
         raise DamagedError("a lattice block with a residual has no flags")
-    inner, residual = cursor.section(), cursor.payload[cursor.at :]
+    inner, residual = cursor.section(), cursor.rest
     if inner and inner[0] & 15 == Kind.EXACT:
         raise DamagedError("a lattice block with a residual holds another")
     state = parse(spec, inner, before, base, cursor.device)
@@ -323,12 +304,12 @@ def _parse_alone(
     spec: TensorSpec, cursor: _Cursor, snapshot: bool, base: BaseReference | None
 ) -> LatticeReference:
     flags, device = cursor.flags, cursor.device
-    exponent = (cursor.byte() ^ 0x80) - 0x80
+    exponent = (cursor.take(1)[0] ^ 0x80) - 0x80
     in_range(exponent, MIN_EXPONENT, MAX_EXPONENT, "a lattice block's exponent is out of range")
-    units = cursor.units()
+    units = in_range(cursor.varint(), 1, MAX_UNITS, _STEP_SIZE_RANGE)
     divisor, context_state = units, None
     if snapshot:
-        divisor = cursor.units()
+        divisor = in_range(cursor.varint(), 1, MAX_UNITS, _STEP_SIZE_RANGE)
         if flags & TRACKED:
             context_state = decode_rans(cursor.section(), spec.numel, _CONTEXT_STATES, device=device)
             largest = int((context_state & CONTEXT_BITS).max())
@@ -343,9 +324,9 @@ def _parse_alone(
 
 
 def _parse_delta(spec: TensorSpec, cursor: _Cursor, reference: LatticeReference) -> LatticeReference:
-    flags, first = cursor.flags, cursor.byte()
+    flags, first = cursor.flags, cursor.take(1)[0]
     shift, snap = first & ~_SNAP, bool(first & _SNAP)
-    units = cursor.units()
+    units = in_range(cursor.varint(), 1, MAX_UNITS, _STEP_SIZE_RANGE)
     finest = min(_MAX_SHIFT, reference.step_size.exponent - MIN_EXPONENT)
     exponent = reference.step_size.exponent - in_range(shift, 0, finest, "a lattice block refines too far")
     contexts = None
@@ -391,10 +372,9 @@ def _finish(
     flags, device = cursor.flags, cursor.device
     extra = cursor.section() if flags & EXTRA else None
     exact_bytes = cursor.section() if flags & HAS_EXACT else b""
-    n_tokens = in_range(cursor.byte() + 1, 1, N_TOKENS, "a lattice block has too many tokens")
-    stream = cursor.payload[cursor.at :]
+    n_tokens = in_range(cursor.take(1)[0] + 1, 1, N_TOKENS, "a lattice block has too many tokens")
     n_contexts = 1 if contexts is None else N_CONTEXTS
-    tokens = decode_rans(stream, spec.numel, n_tokens, contexts, n_contexts, device=device)
+    tokens = decode_rans(cursor.rest, spec.numel, n_tokens, contexts, n_contexts, device=device)
     large = np.zeros(0, np.int64) if extra is None else unpack_extra(tokens, extra)
     at, exact = _exact_values(spec, tokens, exact_bytes) if n_tokens > EXACT else no_exact(spec.dtype, device)
     # If there are extra bits, unpacking has counted their tokens; small alphabets have no such tokens.
@@ -471,10 +451,6 @@ class LatticeReference(ShapedReference):
         if self.exact_at.numel():
             values[self.exact_at] = self.exact_values
         return values.view(self.shape)
-
-    def decoded_anew(self) -> Tensor:
-        """Return the tensor as a copy that the caller may modify."""
-        return self.decoded() if self.exact is None else self.exact.clone()
 
     def distance(self, tensor: Tensor) -> tuple[float, float] | None:
         """Return the distance of values to their points, in one pass; None if any are stored otherwise."""

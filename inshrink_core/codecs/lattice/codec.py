@@ -230,7 +230,7 @@ class LatticeCodec(LookAhead):
         elif state is not None:
             found = self._moved(item, plan, state)
         elif known is not None and (self.exact or not _is_finer(spec, known)):
-            found = self._first(item, plan, _base_of(reference))
+            found = self._first(item, plan, reference if isinstance(reference, BaseReference) else None)
         if found is None:
             return None
         block, after = make_exact(spec, item.tensor, *found, state) if self.exact else found
@@ -240,8 +240,8 @@ class LatticeCodec(LookAhead):
         self, spec: TensorSpec, payload: memoryview, reference: TensorReference | None, device: str
     ) -> LatticeReference:
         """Return the state after a block of lattice points."""
-        state = state_as(LatticeReference, reference, spec)
-        return parse(spec, payload, state, _base_of(reference), device)
+        base = reference if isinstance(reference, BaseReference) else None
+        return parse(spec, payload, state_as(LatticeReference, reference, spec), base, device)
 
     def rekey(self, spec: TensorSpec, reference: TensorReference, *, unchanged: bool = False) -> Block:
         """Return a standalone block of the state, or a block without changes; exact for other states."""
@@ -327,10 +327,6 @@ def _is_finer(spec: TensorSpec, known: TensorPlan) -> bool:
     if spec.nbytes > 2 * spec.numel:
         return False
     return _FINER * known.width <= torch.finfo(getattr(torch, spec.dtype)).eps * known.rms
-
-
-def _base_of(reference: TensorReference | None) -> BaseReference | None:
-    return reference if isinstance(reference, BaseReference) else None
 
 
 def _same(rounded: Rounded, after: LatticeReference, before: LatticeReference, moved: bool) -> bool:

@@ -18,7 +18,7 @@ from inshrink_core.errors import DamagedError
 from inshrink_core.ops.flat import sides
 from inshrink_core.ops.lattice import sum_tokens
 from inshrink_core.ops.moments import MAX_BASE, NO_BYTES, ZERO_POINT, Codes, expand_units, half_log2_values
-from inshrink_core.varint import read_section, write_section
+from inshrink_core.varint import Cursor, write_section
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -208,6 +208,7 @@ def _parts(
     body: memoryview, spec: TensorSpec, form: Form, old: Codes | None, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return rows, columns and elements from a payload of `pack`."""
+    cursor = Cursor(body)
     rows = columns = elements = none = NO_BYTES.to(device)
     if form is Form.ZEROS:
         if len(body):
@@ -215,12 +216,11 @@ def _parts(
         return none, none, none
     if form is not Form.OCTAVES or not old:
         n_rows, n_columns = sides(spec.shape)
-        section, at = read_section(body, 0)
-        rows = _decoded(section, n_rows, device, old and old.rows)
-        section, at = (body[at:], at) if form is Form.RANK_ONE else read_section(body, at)
-        columns, body = _decoded(section, n_columns, device, old and old.columns), body[at:]
+        rows = _decoded(cursor.section(), n_rows, device, old and old.rows)
+        section = cursor.rest if form is Form.RANK_ONE else cursor.section()
+        columns = _decoded(section, n_columns, device, old and old.columns)
     if form is not Form.RANK_ONE:
-        elements = _decoded(body, spec.numel, device, *_predicted(form, old, rows, columns))
+        elements = _decoded(cursor.rest, spec.numel, device, *_predicted(form, old, rows, columns))
     return (none, none, elements) if form is Form.OCTAVES else (rows, columns, elements)
 
 

@@ -10,7 +10,7 @@ from typing import Final
 import google_crc32c
 
 from inshrink_core.errors import DamagedError
-from inshrink_core.varint import read_varint
+from inshrink_core.varint import Cursor
 
 _HEADER: Final = struct.Struct("<QI")
 """Length of a record, and the masked checksum of these eight bytes."""
@@ -54,18 +54,18 @@ def scalar_rows(content: bytes) -> list[dict[str, float]]:
     ``core/util/event.proto`` and ``core/framework``.
     """
     rows: list[dict[str, float]] = []
-    offset = 0
+    messages, offset = memoryview(content), 0
     while offset + _HEADER.size <= len(content) and (length := _header(content, offset)) is not None:
         start, offset = offset + _HEADER.size, offset + _HEADER.size + length + _CHECKSUM.size
         if offset > len(content):
             break
-        record = content[start : start + length]
+        record = messages[start : start + length]
         if (
             length > _LARGEST_EVENT_BYTES
-            or _masked(record) != _CHECKSUM.unpack_from(content, start + length)[0]
+            or _masked(bytes(record)) != _CHECKSUM.unpack_from(content, start + length)[0]
         ):
             continue
-        with suppress(DamagedError, ValueError, struct.error):
+        with suppress(DamagedError, KeyError, ValueError, struct.error):
             row = _row(record)
             if len(row) > 1:
                 rows.append(row)
@@ -85,45 +85,42 @@ def _masked(content: bytes) -> int:
     return (((checksum >> 15) | (checksum << 17)) + _MASK_DELTA) & 0xFFFFFFFF
 
 
-def _row(event: bytes) -> dict[str, float]:
+def _row(event: memoryview) -> dict[str, float]:
     row: dict[str, float] = {"step": 0.0}
     for number, value in _fields(event):
         if number == _EVENT_STEP and isinstance(value, int):
             row["step"] = float(value)
-        elif number == _EVENT_SUMMARY and isinstance(value, bytes):
+        elif number == _EVENT_SUMMARY and isinstance(value, memoryview):
             found = [item for kind, item in _fields(value) if kind == _SUMMARY_VALUE]
-            row |= dict(_scalar(item) for item in found if isinstance(item, bytes))
+            row |= dict(_scalar(item) for item in found if isinstance(item, memoryview))
     row.pop("", None)
     return row
 
 
-def _scalar(message: bytes) -> tuple[str, float]:
+def _scalar(message: memoryview) -> tuple[str, float]:
     """Return tag and value; an empty tag if the value is no scalar."""
     tag, found = "", None
     for number, value in _fields(message):
         if isinstance(value, int):
             continue
         if number == _VALUE_TAG:
-            tag = value.decode(errors="replace")
+            tag = bytes(value).decode(errors="replace")
         elif number == _VALUE_SIMPLE:
             (found,) = struct.unpack("<f", value)
     return (tag, found) if found is not None else ("", 0.0)
 
 
-def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yield the number and value of each field: an integer, or the bytes of other types."""
-    offset = 0
-    while offset < len(message):
-        key, offset = read_varint(message, offset, _MAX_VARINT_BYTES)
-        wire = key & 7
-        if wire == 0:
-            value, offset = read_varint(message, offset, _MAX_VARINT_BYTES)
-            yield key >> 3, value
-            continue
-        length = {1: 8, 5: 4}.get(wire)
-        if wire == 2:
-            length, offset = read_varint(message, offset, _MAX_VARINT_BYTES)
-        if length is None or offset + length > len(message):
-            raise ValueError("no protobuf message")
-        yield key >> 3, message[offset : offset + length]
-        offset += length
+def _fields(message: memoryview) -> Iterator[tuple[int, int | memoryview]]:
+    """Yield the number and value of each field: an integer, or the bytes of other types.
+
+    The lengths of other wire types are unknown, so reading ends with a `KeyError`.
+    """
+    cursor = Cursor(message)
+    while cursor.rest:
+        key = cursor.varint(_MAX_VARINT_BYTES)
+        wire, number = key & 7, key >> 3
+        if wire in (0, 2):
+            value = cursor.varint(_MAX_VARINT_BYTES)
+            yield number, cursor.take(value) if wire == 2 else value
+        else:
+            yield number, cursor.take({1: 8, 5: 4}[wire])
