@@ -99,16 +99,20 @@ def _diagonalize(core: Float64s, vectors: Float64s) -> None:
     """Turn a symmetric matrix into its eigenvalues; the rows of `vectors` become the eigenvectors.
 
     Cyclic Jacobi: a rotation by θ with t = tan θ = sign(τ) / (|τ| + √(τ² + 1)), τ = (c_jj - c_ii) / 2 c_ij,
-    makes c_ij zero (Golub & Van Loan, "Matrix Computations", section 8.5).
+    makes c_ij zero (Golub & Van Loan, "Matrix Computations", section 8.5). Entries below a hundredth of the
+    ridge are rounding errors, of which a rank-deficient matrix has many.
     """
-    p = core.shape[0]
+    p, total = core.shape[0], 0.0
+    for i in range(p):
+        total += core[i, i]
+    least = _TURNED * (_RIDGE * total) ** 2
     reset(vectors, 1.0)
     for _ in range(_SWEEPS):
         n_turned = 0
         for i in range(p - 1):
             for j in range(i + 1, p):
                 both, first, second = core[i, j], core[i, i], core[j, j]
-                if both * both <= _TURNED * first * second:
+                if both * both <= max(_TURNED * first * second, least):
                     continue
                 n_turned += 1
                 ratio = (second - first) / (2.0 * both)
@@ -117,11 +121,11 @@ def _diagonalize(core: Float64s, vectors: Float64s) -> None:
                     tangent = -tangent
                 cosine = 1.0 / math.sqrt(tangent * tangent + 1.0)
                 sine = tangent * cosine
-                for l in range(p):  # noqa: E741
-                    a, b = core[i, l], core[j, l]
-                    core[i, l], core[j, l] = cosine * a - sine * b, sine * a + cosine * b
-                    a, b = vectors[i, l], vectors[j, l]
-                    vectors[i, l], vectors[j, l] = cosine * a - sine * b, sine * a + cosine * b
+                for rows in (core, vectors):
+                    for l in range(p):  # noqa: E741
+                        a, b = rows[i, l], rows[j, l]
+                        rows[i, l] = cosine * a - sine * b
+                        rows[j, l] = sine * a + cosine * b
                 for l in range(p):  # noqa: E741
                     core[l, i], core[l, j] = core[i, l], core[j, l]
                 core[i, i], core[j, j] = first - tangent * both, second + tangent * both
