@@ -246,11 +246,10 @@ class TensorInput:
     spec
         Name, role, dtype and shape.
     tensor
-        The values in `spec.dtype`, on any device, with any strides; or a function that reads them, once.
+        The values in `spec.dtype`, on any device, with any strides; or a function that reads them, once, or
+        only a sample of them with `sampled`.
     auxiliaries
         Auxiliary tensors of the same parameter, by role; or a function that reads one, as `auxiliary`.
-    sample
-        Reads a sample of the values, while they are not read; by default it is taken from the values.
     restored
         The values from which training last resumed after a restore, or a function that decodes them; None
         without a restore.
@@ -264,15 +263,14 @@ class TensorInput:
         self,
         *,
         spec: TensorSpec,
-        tensor: Tensor | Callable[[], Tensor],
+        tensor: Tensor | Callable[..., Tensor],
         auxiliaries: Mapping[TensorRole, Tensor | None] | Callable[..., Tensor | None] = MappingProxyType({}),
-        sample: Callable[[], Tensor] | None = None,
         restored: Tensor | Callable[[], Tensor | None] | None = None,
         moment_before: DecodedMoment | None = None,
         owned: bool = False,
     ) -> None:
         self.spec, self.moment_before, self.owned = spec, moment_before, owned
-        self._tensor, self._restored, self._auxiliaries, self._sample = tensor, restored, auxiliaries, sample
+        self._tensor, self._restored, self._auxiliaries = tensor, restored, auxiliaries
 
     @property
     def tensor(self) -> Tensor:
@@ -289,23 +287,18 @@ class TensorInput:
     @property
     def sample(self) -> Tensor:
         """A flat sample of the values (`inshrink_core.ops.sample.sample`); a small tensor in full."""
-        if callable(self._tensor) and self._sample is not None:
-            return self._sample()
-        return _sample(self.tensor)
+        from inshrink_core.ops.sample import sample
+
+        return self._tensor(sampled=True) if callable(self._tensor) else sample(self._tensor)
 
     def auxiliary(self, *roles: TensorRole, sampled: bool = False) -> Tensor | None:
         """Return the auxiliary tensor of the first available role, or a sample of it."""
         if callable(self._auxiliaries):
             return self._auxiliaries(*roles, sampled=sampled)
+        from inshrink_core.ops.sample import sample
+
         found = next((item for role in roles if (item := self._auxiliaries.get(role)) is not None), None)
-        return _sample(found) if sampled and found is not None else found
-
-
-def _sample(tensor: Tensor) -> Tensor:
-    from inshrink_core.ops.flat import flattened
-    from inshrink_core.ops.sample import sample
-
-    return sample(flattened(tensor))
+        return sample(found) if sampled and found is not None else found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,7 +28,7 @@ from inshrink_core.codec import (
 from inshrink_core.errors import InshrinkError
 from inshrink_core.execution.device import separate_stream, upload
 from inshrink_core.execution.threads import ordered_map
-from inshrink_core.formats.source import peek, peek_sample
+from inshrink_core.formats.source import peek
 from inshrink_core.values import real_numbers
 
 if TYPE_CHECKING:
@@ -134,11 +135,12 @@ def _input(
 ) -> TensorInput:
     """Return a tensor to encode, each part of which is read when the codec requests it."""
 
+    def read(found: TensorSpec, *, sampled: bool = False) -> Tensor:
+        return upload(peek(checkpoint.source, found, sampled=sampled), device)
+
     def auxiliary(*roles: TensorRole, sampled: bool = False) -> Tensor | None:
         found = checkpoint.auxiliary_spec(spec, *roles)
-        if found is None:
-            return None
-        return upload((peek_sample if sampled else peek)(checkpoint.source, found), device)
+        return None if found is None else read(found, sampled=sampled)
 
     def start() -> Tensor | None:
         values = None if restored is None else restored(spec)
@@ -146,9 +148,8 @@ def _input(
 
     return TensorInput(
         spec=spec,
-        tensor=(lambda: upload(peek(checkpoint.source, spec), device)) if tensor is None else tensor,
+        tensor=partial(read, spec) if tensor is None else tensor,
         auxiliaries=auxiliary,
-        sample=lambda: upload(peek_sample(checkpoint.source, spec), device),
         restored=start,
         moment_before=None if moment is None else moment.decoded,
         owned=True,

@@ -20,7 +20,6 @@ from typing import Final, NamedTuple
 from isal.isal_zlib import crc32
 
 from inshrink_core.errors import ChecksumError, DamagedError, InshrinkError, clipped
-from inshrink_core.execution.resources import new_buffer
 from inshrink_core.formats.disk import ByteCounter, Readable, ReadableFile, Window, is_file, stamp_of
 from inshrink_core.formats.torch.zip import CheckedEntry, is_zip, read_entries
 
@@ -151,7 +150,7 @@ class FileChecks:
         if self.digest is not None:
             buffer = self._read_pages(file, self._full_span, offset, nbytes)
         else:
-            buffer = file.read_into(offset, new_buffer(nbytes))
+            buffer = file.read_buffer(offset, nbytes)
         at = max(0, bisect_right(self._starts, offset) - 1)
         for i in range(at, len(self._entries)):
             entry = self._entries[i]
@@ -205,7 +204,7 @@ class FileChecks:
         first = (offset - span.offset) // _PAGE
         start = span.offset + first * _PAGE
         end = min(span.offset + span.nbytes, offset + nbytes + -(offset + nbytes - span.offset) % _PAGE)
-        buffer = file.read_into(start, new_buffer(end - start))
+        buffer = file.read_buffer(start, end - start)
         for i in range(0, end - start, _PAGE):
             if crc32(buffer[i : i + _PAGE]) != pages[first + i // _PAGE]:
                 raise _changed(file)
@@ -226,7 +225,7 @@ class FileChecks:
         hasher = hashlib.sha256() if span is self._full_span else None
         crc = 0
         for at in range(0, span.nbytes, _CHUNK):
-            chunk = file.read_into(span.offset + at, new_buffer(min(_CHUNK, span.nbytes - at)))
+            chunk = file.read_buffer(span.offset + at, min(_CHUNK, span.nbytes - at))
             crc = crc32(chunk, crc)
             pages += [crc32(chunk[i : i + _PAGE]) for i in range(0, len(chunk), _PAGE)]
             if hasher is not None:

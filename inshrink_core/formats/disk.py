@@ -28,6 +28,7 @@ from inshrink_core.errors import (
 )
 from inshrink_core.execution.files import Closing, open_regular
 from inshrink_core.execution.mirror import OPEN_AGAIN, Content, mirror_of
+from inshrink_core.execution.resources import new_buffer
 
 MAX_JSON_BYTES: Final = 256 << 20
 """A trainer_state.json with half a million logged steps takes about 75 MB."""
@@ -207,7 +208,7 @@ class ReadableFile(Closing):
             if len(data) == n_bytes:
                 self.counter.add(n_bytes)
                 return data
-        return bytes(self._filled(offset, memoryview(bytearray(n_bytes))))
+        return bytes(self.read_buffer(offset, n_bytes, compared=compared))
 
     def read_runs(self, offsets: range, n_bytes: int) -> bytearray:
         """Return short runs of `n_bytes` at ascending offsets, joined.
@@ -226,17 +227,14 @@ class ReadableFile(Closing):
                 return data
         return bytearray().join(self.read(offset, n_bytes) for offset in offsets)
 
-    def read_into(self, offset: int, target: memoryview) -> memoryview:
-        """Fill a writable buffer of bytes from `offset`, and return it."""
-        self.expect([(offset, len(target))])
-        return self._filled(offset, target)
-
     def _failed(self, error: OSError) -> StorageError:
         return StorageError(f"reading failed: {error.strerror}", where=str(self.path))
 
-    def _filled(self, offset: int, target: memoryview) -> memoryview:
-        done, wanted = 0, len(target)
-        while done < wanted:
+    def read_buffer(self, offset: int, n_bytes: int, *, compared: bool = True) -> memoryview:
+        """Return bytes like `read`, in a new writable buffer."""
+        self.expect([(offset, n_bytes)], compared=compared)
+        target, done = new_buffer(n_bytes), 0
+        while done < n_bytes:
             try:
                 # Linux limits one read to 2 GiB; 256 MiB also stays below the limits of other systems.
                 part = os.preadv(self._descriptor, [target[done : done + (256 << 20)]], offset + done)
@@ -245,7 +243,7 @@ class ReadableFile(Closing):
             if part == 0:
                 raise DamagedError("the file ended while being read", where=str(self.path))
             done += part
-        self.counter.add(wanted)
+        self.counter.add(n_bytes)
         return target
 
 

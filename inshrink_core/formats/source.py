@@ -25,7 +25,7 @@ from inshrink_core.checkpoint import (
 )
 from inshrink_core.errors import DamagedError, NotFoundError
 from inshrink_core.execution.files import cached_parts
-from inshrink_core.execution.resources import Limits, new_buffer
+from inshrink_core.execution.resources import Limits
 from inshrink_core.formats.checksums import Damage, FileChecks, PackedZip
 from inshrink_core.formats.disk import ByteCounter, FileStamp, ReadableFile
 from inshrink_core.formats.state_tree import Piece, Placed, extent, is_shared
@@ -137,16 +137,21 @@ class FileSource:
             target.copy_(part.reshape(target.shape))
         return full.reshape(-1).view(dtype).reshape(placed.shape)
 
-    def sample(self, spec: TensorSpec) -> Tensor:
-        """Return the sample of a tensor (`inshrink_core.ops.sample.sample`) without comparing checksums."""
+    def sample(self, spec: TensorSpec) -> Tensor | None:
+        """Return the sample of a large tensor (`inshrink_core.ops.sample.sample`), read alone and unchecked.
+
+        Returns
+        -------
+        Tensor or None
+            None if reading the whole tensor is faster.
+        """
         import torch
 
-        from inshrink_core.ops.flat import flattened
-        from inshrink_core.ops.sample import SAMPLE_RUN, SAMPLE_RUNS, sample
+        from inshrink_core.ops.sample import SAMPLE_RUN, SAMPLE_RUNS
 
         (_, file_number, placed), *others = self._place(spec).pieces
         if others or placed.stride is not None or placed.dtype == "bool" or placed.span < _SAMPLED_NBYTES:
-            return sample(flattened(self.read(spec, checked=False)))
+            return None
         itemsize = DTYPE_SIZES[placed.dtype]
         apart = placed.span // itemsize // SAMPLE_RUNS * itemsize
         starts = range(placed.offset, placed.offset + SAMPLE_RUNS * apart, apart)
@@ -169,7 +174,7 @@ class FileSource:
             if checked:
                 buffer = self._checks_of(name, file).read(file, placed.offset, placed.span)
             else:
-                buffer = file.read_into(placed.offset, new_buffer(placed.span))
+                buffer = file.read_buffer(placed.offset, placed.span)
         if placed.dtype == "bool":
             # In PyTorch, any byte but 0 and 1 in a bool tensor is undefined behaviour.
             flat = torch.frombuffer(buffer, dtype=torch.uint8).ne(0)
@@ -258,22 +263,18 @@ class FileSource:
         return tuple(found)
 
 
-def peek(source: TensorSource, spec: TensorSpec) -> Tensor:
-    """Return a tensor for inspection only; the checksum of one from a file is not computed."""
-    return source.read(spec, checked=False) if isinstance(source, FileSource) else source.read(spec)
+def peek(source: TensorSource, spec: TensorSpec, *, sampled: bool = False) -> Tensor:
+    """Return a tensor, or its flat sample, for inspection only: no checksum of a file is computed.
 
-
-def peek_sample(source: TensorSource, spec: TensorSpec) -> Tensor:
-    """Return the sample of a tensor (`inshrink_core.ops.sample.sample`) for inspection, as `peek` does.
-
-    For a large tensor in a file, little more than the sample is read.
+    For the sample of a large tensor in a file, little more than the sample is read.
     """
-    if isinstance(source, FileSource):
-        return source.sample(spec)
-    from inshrink_core.ops.flat import flattened
     from inshrink_core.ops.sample import sample
 
-    return sample(flattened(source.read(spec)))
+    files = source if isinstance(source, FileSource) else None
+    if sampled and files and (found := files.sample(spec)) is not None:
+        return found
+    tensor = files.read(spec, checked=False) if files else source.read(spec)
+    return sample(tensor) if sampled else tensor
 
 
 def _bytes_between(layout: FileLayout) -> list[tuple[int, int]]:

@@ -19,8 +19,8 @@ _NO_INTEGERS, _NO_MOMENTS = np.zeros(1, np.int32), np.zeros(1, np.float32)
 
 
 def sample(values: Tensor) -> Tensor:
-    """Return at most 2**14 elements of a flat tensor; the choice depends only on the length."""
-    n = values.numel()
+    """Return at most 2**14 elements of a tensor, flat; the choice depends only on the number of elements."""
+    values, n = flattened(values), values.numel()
     if n <= SAMPLE_RUN * SAMPLE_RUNS:
         return values
     return values.as_strided((SAMPLE_RUNS, SAMPLE_RUN), (n // SAMPLE_RUNS, 1)).reshape(-1)
@@ -60,9 +60,9 @@ def sample_sums(
             raise InputError("tensors to sample differ in length", expected=str(n), found=str(other.numel()))
     from inshrink_core.ops.cpu.sample import add_mantissas
 
-    w = _host(sample(flattened(values)))
+    w = _host(sample(values))
     x = _NO_INTEGERS if integers is None else sample(integers).cpu().numpy()
-    m = _NO_MOMENTS if second is None else _host(sample(flattened(second)))
+    m = _NO_MOMENTS if second is None else _host(sample(second))
     sums = np.zeros((3, 257), np.int64)
     add_mantissas(w, x, int(integers is not None), m, int(second is not None), np.float32(unit), sums)
     # A missing array counts as zeros, so the distances to it are reset.

@@ -15,7 +15,7 @@ from inshrink_core.archive.manifest import MANIFEST_NAME
 from inshrink_core.errors import ConfigError, DamagedError, InputError, NotFoundError
 from inshrink_core.formats import NoCheckpointError, open_run
 from inshrink_core.formats.names import step_by_pattern
-from inshrink_core.formats.source import peek_sample
+from inshrink_core.formats.source import peek
 from inshrink_core.ops.sample import sample
 from tests.builders import seeded
 from tests.formats.run_builders import same_bits, save_huggingface, save_run
@@ -65,12 +65,12 @@ def test_of_a_large_tensor_little_more_than_the_sample_is_read(tmp_path, tensor,
     _save(tmp_path / "step_1.pt", 1, w=tensor)
     run = open_run(tmp_path)
     spec, before = run[1].specs[0], run.bytes_read
-    taken = peek_sample(run[1].source, spec)
+    taken = peek(run[1].source, spec, sampled=True)
     assert run.bytes_read == before + nbytes
     assert same_bits(taken, sample(tensor.reshape(-1)))
     os.truncate(tmp_path / "step_1.pt", 1 << 14)
     with pytest.raises(DamagedError):
-        run[1].source.sample(spec)
+        peek(run[1].source, spec, sampled=True)
 
 
 def test_a_file_that_changed_since_its_header_was_read_is_refused(tmp_path):

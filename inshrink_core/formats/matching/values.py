@@ -28,7 +28,7 @@ from inshrink_core.formats.matching.laws import (
     by_shapes,
     in_order,
 )
-from inshrink_core.formats.source import peek_sample
+from inshrink_core.formats.source import peek
 
 if TYPE_CHECKING:
     import numpy as np
@@ -265,7 +265,7 @@ def _read(checkpoint: Checkpoint, key: str) -> Tensor | None:
     spec = checkpoint.spec(key)
     if spec.dtype not in FLOATS or not spec.numel:
         return None
-    values = peek_sample(checkpoint.source, spec).to(torch.float64).reshape(-1)
+    values = peek(checkpoint.source, spec, sampled=True).to(torch.float64).reshape(-1)
     if values.numel() == spec.numel:
         return values.reshape(spec.shape[0] if spec.shape else 1, -1)
     from inshrink_core.ops.sample import SAMPLE_RUN
