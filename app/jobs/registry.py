@@ -283,8 +283,8 @@ def _take_in(job: Job, line: str) -> bool:
         item = f"step {int(message['step']):,}"
     except (ValueError, TypeError, KeyError):
         return False
-    item = f"trial {done:,}, {item}" if message.get("unit") == "trials" else f"{_DOINGS.get(verb, '')} {item}"
-    job.done, job.total, job.item = done, total, item.strip()
+    doing = f"evaluation {done:,}," if message.get("unit") == "trials" else _DOINGS.get(verb, "")
+    job.done, job.total, job.item = done, total, f"{doing} {item}".strip()
     if isinstance(found := message.get("found"), dict):
         job.add_row({**found, "of": found.get("archive") or subject_of(job.requests[job.place])})
         job.log(f"{job.item} done")

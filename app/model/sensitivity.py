@@ -21,8 +21,8 @@ class Metric:
     ----------
     label
         Its name on a button.
-    symbol, unit
-        Its formula, and the unit of its values.
+    symbol
+        Its formula.
     meaning
         One sentence.
     quantity
@@ -34,7 +34,6 @@ class Metric:
     label: str
     symbol: str
     meaning: str
-    unit: str
     quantity: str = "Sensitivity"
     needs: str = ""
 
@@ -48,28 +47,24 @@ METRICS: Mapping[str, Metric] = {
     "magnitude": Metric(
         label="Magnitude",
         symbol="|w|",
-        unit="of the weight",
         meaning="The size of the weights; rounding errors grow with it.",
         quantity=SensitivityMetric.MAGNITUDE.quantity.capitalize(),
     ),
     "taylor": Metric(
         label="Taylor",
         symbol="|g·w|",
-        unit="of the loss",
         meaning="Gradient times weight: a first-order estimate of the change of the loss without a weight.",
         needs="It needs gradients or Adam's first moment, and the checkpoints hold neither.",
     ),
     "fisher": Metric(
         label="Fisher",
         symbol="v̂",
-        unit="gradient²",
         meaning="How sharply the loss reacts to a weight, from Adam's bias-corrected second moment.",
         needs="It needs Adam's second moment, and the checkpoints hold none that is matched to a weight.",
     ),
     "update": Metric(
         label="Movement",
         symbol="|Δw|",
-        unit="of the weight",
         meaning="How far the weights moved since the previous checkpoint. It does not depend on the loss.",
         quantity=SensitivityMetric.UPDATE.quantity.capitalize(),
         needs="Movement needs two checkpoints, and there is only one.",
@@ -77,7 +72,6 @@ METRICS: Mapping[str, Metric] = {
     "ratio": Metric(
         label="Update / weight",
         symbol="|Δw| / |w|",
-        unit="a step of the map",
         meaning="How far the weights moved since the previous checkpoint, relative to their size.",
         quantity="Movement",
         needs="Movement needs two checkpoints, and there is only one.",
@@ -85,15 +79,13 @@ METRICS: Mapping[str, Metric] = {
     "bits": Metric(
         label="Bits",
         symbol="bits",
-        unit="per weight",
         meaning="Stored bits per weight.",
         quantity="Size",
         needs="Bits appear once layers are estimated, or an archive is written.",
     ),
     "error": Metric(
         label="Error",
-        symbol="error",
-        unit="relative",
+        symbol="relative error",
         meaning="How far a restored weight is from the original, relative to its size.",
         quantity="Error",
         needs="Errors appear once an archive was compared with the run, tensor by tensor (Archives).",

@@ -45,7 +45,7 @@ _LARGEST_POWER = 307
 """Largest power of ten that a float represents with all digits, in both directions."""
 
 
-def lay_out(figure: go.Figure, height: float, *, legend: bool = False, titles: bool = False) -> None:
+def lay_out(figure: go.Figure, height: float, *, legend: int = 0, titles: bool = False) -> None:
     """Give a figure its height and its margins, with room above for the buttons.
 
     Parameters
@@ -54,13 +54,15 @@ def lay_out(figure: go.Figure, height: float, *, legend: bool = False, titles: b
         Changed in place.
     height
         Pixels, without the lines above the axes.
-    legend, titles
-        Whether to reserve a line above the axes for legends, or for titles of panels.
+    legend
+        Number of names on each line of the legend above the axes; 0 for no legend.
+    titles
+        Whether to reserve a line above the axes for titles of panels.
     """
-    above = TOOLBAR + (_LEGEND if legend or titles else 0)
-    figure.update_layout(
-        height=height + above, margin={"l": 8, "r": 8, "t": above, "b": 8}, showlegend=legend
-    )
+    n_named = sum(trace.showlegend is not False for trace in figure.data)
+    above = TOOLBAR + _LEGEND * (math.ceil(n_named / legend) if legend else titles)
+    figure.update_layout(height=height + above, margin={"l": 8, "r": 8, "t": above, "b": 8})
+    figure.update_layout(showlegend=legend > 0)
     if legend:
         figure.update_layout(legend={"orientation": "h", "yanchor": "bottom", "y": 1.0, "x": 0})
     if titles:

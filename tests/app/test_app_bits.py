@@ -7,14 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import plotly.graph_objects as go
 import pytest
 from inshrink_app import services
 from inshrink_app.model import METRICS
 from inshrink_app.model import config as search_config
 from inshrink_app.model.subject import Subject
-from inshrink_app.pages.run import board
+from inshrink_app.pages.run import bits, board
 from inshrink_app.pages.run.curve import allocation_figure, clicked_point
 from inshrink_app.services import Bound, SearchPoint
+from inshrink_app.widgets.figures import TOOLBAR
 from streamlit.testing.v1 import AppTest
 
 from inshrink_core.chain.defaults import make_configs
@@ -337,6 +339,19 @@ def test_an_allocation_is_read_from_a_configuration_and_written_into_it():
     assert changed["override"][0] == {"match": "layers.1.*", "gamma": 1.0}
 
 
+@pytest.mark.usefixtures("asked_for")
+def test_the_mark_of_a_bounded_archive_has_size_and_cost_of_the_same_archive(archived, jobs, monkeypatch):
+    trusted(archived)
+    jobs.rows["estimate"] = [level(2.0**i, SIZES) for i in range(-1, 4)]
+    tried = {"tried": [20], "nbytes": 1000, "bits_per_weight": 2.0, "basis": "measured", "divergence": 0.001}
+    row = {"set": {"codec": "lattice", "optimizer": "compressed", "settings": {}}, "archive": tried}
+    jobs.answers["estimate"] = {**row, "device": "cpu", "each": []}
+    drawn = []
+    monkeypatch.setattr(bits, "allocation_figure", lambda *of, **more: drawn.append(more) or go.Figure())
+    explorer("run", run=str(archived))
+    assert drawn[-1]["here"] == (32 / 2.0, 0.001)
+
+
 def drawn_at(rates: Rates, *values: float, **changes: Any) -> Any:
     """Return the picture with an allocation in it."""
     figure, told = changes.pop("figure", "divergence"), rates.predict(values)
@@ -365,6 +380,7 @@ def test_all_that_was_measured_of_these_steps_is_in_one_picture_and_nothing_of_o
         "Measured, breaks the bound": [0.006],
         "Published codecs, measured": [0.007],
     }
+    assert drawn.layout.margin.t >= 3 * 20 + TOOLBAR, "six names take three lines below the buttons"
     places = [row[0] for trace in drawn.data[:-1] for row in trace.customdata]
     assert sorted(places) == [0, 2, 3, 4, 6], "a click loads a point"
 

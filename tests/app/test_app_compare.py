@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from inshrink_app import services
 from inshrink_app.jobs.registry import JobRegistry
 from inshrink_app.model.measured import known_by_metric
@@ -216,6 +217,27 @@ def test_tensors_are_listed_the_worst_first_with_what_is_bit_exact_and_problems_
     table = app.dataframe[-1].value
     assert list(table["tensor"]) == ["z", "<b>", "b", "a"]
     assert list(table["bits"]) == ["lossy", "lossy", "lossy", "exact"]
+
+
+def test_errors_of_a_weight_and_its_optimizer_state_are_told_apart(root, jobs):
+    model = torch.nn.Linear(3, 2, bias=False)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(3)).sum().backward()
+    optimizer.step()
+    (root / "run").mkdir()
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    torch.save(state, root / "run" / "step_10.pt")
+    inshrink_core.compress(root / "run", root / "run.inshrink", codec="lossless")
+    keys = ("weight", "weight@exp_avg", "weight@exp_avg_sq")
+    row = {"step": 10, "codec": "x/1", "max_abs": 0.1, "relative_rms": 0.1, "bit_exact": False}
+    rows = [{**row, "tensor": key} for key in keys]
+    jobs.answers["verify"] = {"ok": True, "problems": [], "missing_steps": [], "errors": rows}
+    app = archives("tensors", root / "run")
+    button(app, "Measure errors").click().run()
+    table = app.dataframe[-1].value
+    assert dict(zip(table["tensor"], table["role"], strict=True)) == {
+        key: key.partition("@")[2] or "weight" for key in keys
+    }
 
 
 def test_the_command_that_writes_an_evaluator_is_shown_and_the_evaluator_tried(archived, jobs):

@@ -91,6 +91,12 @@ def test_a_finished_job_has_its_result_and_its_progress_and_the_same_question_is
     assert jobs.newest("archives", "verify", "", "finished") is second
 
 
+def test_the_progress_of_a_search_counts_evaluations(tmp_path):
+    tell = "tell(14, 380, verb='search', unit='trials', step=700); print('{}')"
+    job = wait(registry(tmp_path, TELL + tell).start(asked()))
+    assert (job.item, job.fraction) == ("evaluation 14, step 700", 14 / 380)
+
+
 def test_a_finished_job_is_there_after_a_restart_with_what_was_told_of_its_result(tmp_path):
     job = wait(registry(tmp_path).start(asked([1, 2])))
     again = registry(tmp_path)

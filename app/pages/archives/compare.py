@@ -306,7 +306,7 @@ def _archive(
 
 
 def _lay_out(figure: go.Figure, y: str) -> go.Figure:
-    lay_out(figure, _HEIGHT, legend=sum(trace.showlegend is not False for trace in figure.data) > 1)
+    lay_out(figure, _HEIGHT, legend=2 * (sum(trace.showlegend is not False for trace in figure.data) > 1))
     figure.update_xaxes(**steps_axis(8))
     return figure.update_yaxes(title=title(y), automargin=True, nticks=6)
 

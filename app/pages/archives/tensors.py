@@ -67,7 +67,7 @@ def _found(document: dict[str, Any], original: Subject) -> None:
         st.caption(f"{fmt.counted(len(document['missing_steps']), 'step')} of the run not archived.")
     if not document["errors"]:
         return
-    roles = {row.name: str(row.role) for row in original.tensors}
+    roles = {row.key: str(row.role) for row in original.tensors}
     table = pd.DataFrame(document["errors"])
     table.insert(2, "role", [roles.get(name, "other") for name in table["tensor"]])
     # If the original is all zero, any error counts as the worst.

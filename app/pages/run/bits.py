@@ -36,7 +36,7 @@ _STEP = 2.0
 """A click halves or doubles a step size, which changes about one bit per weight."""
 
 _PICK = "Pick rows with the boxes of the map or the table."
-_TABLE_HEIGHT, _SHARE_WIDTH, _LABEL_WIDTH = 282, 105, 60
+_TABLE_HEIGHT, _NAME_WIDTH, _SHARE_WIDTH, _LABEL_WIDTH = 282, 160, 105, 60
 _COLUMNS = {"configuration": "label", "figures": "basis", "ratio": "ratio", "drop": "drop"}
 _COLUMNS |= {"divergence": "divergence", "restore cost": "restore_cost", "steps": "n_steps"}
 """Columns of the table of points: heading, and field of a `SearchPoint`."""
@@ -214,6 +214,7 @@ def _show_table(board: Board, rates: Rates, predicted: Predicted, view: View) ->
     listing.pickable(
         _frame(rates, predicted, board.now.locked, rows).assign(**{weight: shares}),
         {
+            "Layer": st.column_config.Column(width=_NAME_WIDTH),
             "Bits per weight": st.column_config.NumberColumn("Bits", format="%.2f", width=60, help=alike),
             **{name: listing.share_column(tip, width=_SHARE_WIDTH) for name, tip in tips.items()},
             **{heading: button(heading) for heading in _EDITS},
@@ -258,9 +259,9 @@ def _draw_curve(board: Board) -> None:
         st.caption("The curve of size against error appears with the first estimate or trial.")
         return
     here: tuple[float | None, float | None] = (None, None)
-    if now is not None and now.ratio is not None:
-        ratio = None if board.predicted is None else board.predicted.ratio_weights
-        here = (ratio, getattr(now, figure))
+    if now is not None and now.bits:
+        n_weights = sum(row.numel for row in board.shown.model_tensors)
+        here = (8 * boards.weight_bytes(board.shown) / (now.bits * n_weights), getattr(now, figure))
     drawn = allocation_figure(
         points,
         figure,
@@ -306,8 +307,7 @@ def _notes(board: Board) -> list[str]:
 
 
 def _clicked(board: Board) -> None:
-    points: Any = st.session_state[_CHART]["selection"]["points"]
-    place = clicked_point(points, len(board.points))
+    place = clicked_point(st.session_state[_CHART]["selection"]["points"], len(board.points))
     if place is not None:
         load(board, board.points[place])
 

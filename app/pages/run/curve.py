@@ -178,7 +178,7 @@ def _hover(point: SearchPoint) -> str:
 
 
 def _lay_out(drawn: go.Figure, figure: str, ends: tuple[float, float]) -> None:
-    lay_out(drawn, _HEIGHT, legend=True)
+    lay_out(drawn, _HEIGHT, legend=2)
     drawn.update_layout(hovermode="closest", dragmode="pan", uirevision=figure)
     sizes = [nbytes for trace in drawn.data for nbytes in trace.x if math.isfinite(nbytes)]
     if sizes and max(sizes) < 2 * min(sizes):  # A single point gets an octave on either side.

@@ -321,7 +321,7 @@ def _add_cells(
     if is_ratio:
         high = max(abs(high), abs(low), 1e-3)
         low = -high
-    about = f"{metric.label}: {metric.symbol}{', times' if is_ratio else f' per weight, {metric.unit}'}"
+    about = f"{metric.symbol}{', times' if is_ratio else ' per weight'}"
     word = fmt.html("times" if is_ratio else f"{statistic} {metric.symbol}")
     ticks = linear_ticks(low, high) if is_linear else log_scale_ticks(low, high)
     rows = [_row_category(row) for row in table.rows]

@@ -163,7 +163,7 @@ def draw_lines(
             colour = CATEGORICAL[place // n_each % len(CATEGORICAL)]
             hover, dash = f"{fmt.html(label)} %{{y:{fmt.d3_format(values)}}}", _DASHES[place % n_each]
             figure.add_trace(curve(list(steps), values, fmt.html(label), hover, colour, dash=dash))
-    lay_out(figure, _LINES_HEIGHT, legend=True)
+    lay_out(figure, _LINES_HEIGHT, legend=chosen.MAX_TICKED)
     figure.update_layout(hovermode="x unified", margin_t=TOOLBAR, height=figure.layout.height - TOOLBAR)
     figure.update_xaxes(**steps_axis(8))
     every = np.concatenate([values.ravel() for _, _, values in curves])

@@ -234,7 +234,7 @@ def histogram_figure(seen: Anatomy) -> go.Figure:
                 hoverinfo="skip",
             )
         )
-    lay_out(figure, _HEIGHT, legend=True)
+    lay_out(figure, _HEIGHT, legend=3)
     figure.update_layout(barmode="stack", bargap=0, hovermode="closest")
     figure.update_xaxes(title=title("Value"), showgrid=False, nticks=7)
     figure.update_yaxes(
