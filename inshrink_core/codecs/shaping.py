@@ -247,7 +247,7 @@ class Feedback(NamedTuple):
         return float(self.share**_POWER)
 
 
-def grown(before: Shaping | None, moment: DecodedMoment) -> Shaping | None:
+def grown(before: Shaping | None, moment: DecodedMoment, shape: Sequence[int]) -> Shaping | None:
     """Return the encoder state with one more first moment m: each sketch H S grows by ``mᵀ m S``.
 
     Parameters
@@ -255,7 +255,9 @@ def grown(before: Shaping | None, moment: DecodedMoment) -> Shaping | None:
     before
         The state before.
     moment
-        Decodes the first moment, in the shape of its matrix; not called if the frame's moment is not used.
+        Decodes the first moment; not called if the frame's moment is not used.
+    shape
+        Shape of the matrix. A moment of another shape, from before a resize, is not used.
 
     Notes
     -----
@@ -266,6 +268,8 @@ def grown(before: Shaping | None, moment: DecodedMoment) -> Shaping | None:
     if before is not None and n_seen.bit_count() > _DIGITS:
         return Shaping(n_seen + 1, before.columns, before.rows)
     decoded = moment()
+    if decoded.shape != tuple(shape):
+        return before
     values = as_float32(decoded).view(decoded.shape[0], -1)
     lowest, highest = values.aminmax()
     largest = max(-float(lowest), float(highest))
@@ -320,12 +324,12 @@ def known_of(
     if not can_be_shaped(item.spec.shape):
         return None, None
     if item.moment_before is not None:
-        known = grown(before, item.moment_before)
+        known = grown(before, item.moment_before, item.spec.shape)
         return known, None if known is None else known.chosen(movement)
     moment = item.auxiliary(*(_OF_WEIGHTS if item.spec.role is TensorRole.WEIGHT else _OF_MASTERS))
     if moment is None or moment.shape != item.spec.shape:
         return before, None
-    once = grown(None, lambda: moment)
+    once = grown(None, lambda: moment, item.spec.shape)
     return before, None if once is None else once.chosen(movement)
 
 

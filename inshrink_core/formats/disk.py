@@ -305,7 +305,7 @@ class Fate(StrEnum):
     UNREADABLE = "unreadable"
     """Damaged, or in an unsupported form."""
     LEFT_OUT = "left out"
-    """Readable and of the same model, but not archived."""
+    """Readable, and of the same model or named like a step, but not archived."""
 
 
 class Skipped(NamedTuple):

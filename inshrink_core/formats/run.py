@@ -289,8 +289,9 @@ class Run(Mapping[int, Checkpoint]):
             found = match_slots(last, first, read, known=owners, order=order)
             _matchings.clear()
             _matchings[key] = found
-        parsed = {step: p.matched(_matchings[key]) for step, p in self._parsed.items()}
-        named = tuple(item._replace(parsed=item.parsed.matched(_matchings[key])) for item in self._named)
+        fitting = functools.partial(_fitting, last, _matchings[key])
+        parsed = {step: p.matched(fitting(p)) for step, p in self._parsed.items()}
+        named = tuple(item._replace(parsed=item.parsed.matched(fitting(item.parsed))) for item in self._named)
         run = self._copied(_parsed=parsed, _named=named, _accepted={}, _is_matched=True)
         run.notes = _notes(self.notes[0], parsed.values(), is_matched=True)
         return run
@@ -512,6 +513,14 @@ def _content(stamp: FileStamp) -> str:
     except InshrinkError:  # treated as unique; archiving the file raises the error
         return stamp.real_path
     return digest.hexdigest()
+
+
+def _fitting(last: ParsedCheckpoint, matching: Matching, parsed: ParsedCheckpoint) -> Matching:
+    """Return the matching of `last` for another checkpoint, or its own if its optimizer numbers others."""
+    numbered = [[slot._replace(shape=None) for slot in item.slots] for item in (last, parsed)]
+    owned = ((slot.shape, parsed.free.get(matching.owners.get(slot.key, ""))) for slot in parsed.slots)
+    fits = numbered[0] == numbered[1] and all(None in pair or pair[0] == pair[1] for pair in owned)
+    return matching if fits else Matching(parsed.owners, matching.order)
 
 
 def _notes(origin: str, parsed: Iterable[ParsedCheckpoint], *, is_matched: bool) -> tuple[str, ...]:

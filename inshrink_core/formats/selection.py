@@ -26,6 +26,7 @@ from inshrink_core.formats.names import (
     RANK,
     Name,
     is_numbered,
+    name_shape,
     read_name,
     stem_of,
     step_by_pattern,
@@ -293,7 +294,11 @@ def main_model(
         remedy = "name the checkpoints of one with a glob, such as 'runs/model-a-*.pt'"
         raise InputError(what, where=os.path.commonpath([first, second]), remedy=remedy)
     reason = "most names or shapes of its weights are those of another model"
-    skipped += [Skipped(path, reason, Fate.OTHER_MODEL) for model in models[1:] for path in _paths(model)]
+    series = {(item.path.parent, name_shape(item.path.name)) for item in models[0]} if models else set()
+    for item in (item for model in models[1:] for item in model):
+        is_step = (item.path.parent, name_shape(item.path.name)) in series
+        fate = Fate.LEFT_OUT if is_step else Fate.OTHER_MODEL
+        skipped += [Skipped(path, reason, fate) for path in _paths([item])]
     return (models[0] if models else []), partial
 
 

@@ -145,6 +145,37 @@ def test_a_saver_archives_whose_state_it_is_by_truth(tmp_path):
         assert torch.equal(checkpoint[f"{name}@exp_avg"], value)
 
 
+@pytest.mark.parametrize(
+    "phases", [("all", "matrices"), ("last", "all"), ("first", "last"), ("all", "groups")]
+)
+def test_an_optimizer_made_anew_over_other_parameters_has_its_own_state(tmp_path, phases):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 32), nn.Linear(32, 32), nn.Linear(32, 32), nn.Linear(32, 4))
+    named = dict(model.named_parameters())
+    matrices, vectors = ([name for name in named if named[name].ndim == n] for n in (2, 1))
+    choices = {"all": [[*named]], "matrices": [matrices], "groups": [matrices, vectors]}
+    choices |= {"first": [[*named][:4]], "last": [[*named][4:]]}
+    truth = {}
+    for step in range(1, 7):
+        groups = choices[phases[step > 3]]
+        if step in (1, 4):
+            optimizer = torch.optim.AdamW([{"params": [named[name] for name in group]} for group in groups])
+        model(torch.randn(8, 16)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        state = optimizer.state_dict()
+        names = [name for group in groups for name in group]
+        truth[step] = {
+            f"{name}@exp_avg": state["state"][i]["exp_avg"].clone() for i, name in enumerate(names)
+        }
+        torch.save({"model": model.state_dict(), "optimizer": state, "step": step}, tmp_path / f"{step}.pt")
+    run = inshrink_core.open(tmp_path).matched()
+    for step, moments in truth.items():
+        found = {key: run[step][key] for key in run[step] if key.endswith("@exp_avg")}
+        assert found.keys() == moments.keys()
+        assert all(torch.equal(found[key], moment) for key, moment in moments.items())
+
+
 def test_tensors_are_listed_in_the_order_of_the_model(tmp_path):
     (tmp_path / "run" / "checkpoint-1").mkdir(parents=True)
     names = [f"h.{i}.{leaf}" for i in (0, 2, 10) for leaf in ("weight", "bias")]

@@ -336,3 +336,30 @@ def test_tensors_in_a_tuple_with_their_optimizer_are_the_model(tmp_path):
     assert [spec.shape for spec in specs if spec.role is TensorRole.WEIGHT] == [(5, 3), (5, 4)]
     assert [spec.shape for spec in specs if spec.role is TensorRole.EXP_AVG] == [(5, 3), (5, 4)]
     assert not any(spec.is_unattributed for spec in specs)
+
+
+@pytest.mark.parametrize("suffix", ["bin", "pt"])
+def test_every_optimizer_of_a_folder_is_read(tmp_path, suffix):
+    folder = tmp_path / "checkpoint-5"
+    folder.mkdir()
+    save_file(MODEL.state_dict(), folder / "model.safetensors")
+    parameters = list(MODEL.parameters())
+    for number, part in enumerate((parameters[:2], parameters[2:])):
+        optimizer = torch.optim.SGD(part, lr=0.1, momentum=0.9)
+        MODEL(torch.randn(8, 4)).sum().backward()
+        optimizer.step()
+        name = f"optimizer_{number}" if number else "optimizer"
+        torch.save(optimizer.state_dict(), folder / f"{name}.{suffix}")
+    run = open_run(tmp_path)
+    assert (run.steps, run.unreadable) == ((5,), ())
+    assert sum(spec.role is TensorRole.MOMENTUM for spec in run[5].specs) == len(parameters)
+
+
+def test_a_file_named_like_a_step_is_never_passed_over_as_another_model(tmp_path):
+    for step, width in enumerate((32, 32, 16), 1):
+        torch.save(net(step, width).state_dict(), tmp_path / f"pruned_{step}.pt")
+    torch.save(net(0, 8).state_dict(), tmp_path / "teacher.pt")
+    run = open_run(tmp_path)
+    assert run.steps == (1, 2)
+    fates = {file.path: file.fate for file in run.fates}
+    assert (fates["pruned_3.pt"], fates["teacher.pt"]) == ("left out", "other model")

@@ -210,6 +210,14 @@ def test_the_oldest_format_is_refused_with_the_line_that_converts_it(tmp_path):
         open_run(tmp_path / "step_1.pth")
 
 
+def test_a_torchscript_module_is_refused_with_the_line_that_converts_it(tmp_path):
+    torch.save({"fc.weight": torch.ones(2)}, tmp_path / "scripted.pt")
+    with zipfile.ZipFile(tmp_path / "scripted.pt", "a", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("scripted/code/__torch__/torch/nn/modules/linear.py", "class Linear(Module):\n")
+    with pytest.raises(DamagedError, match=r"TorchScript.*torch\.jit\.load\("):
+        open_run(tmp_path / "scripted.pt")
+
+
 @pytest.mark.parametrize("layout", ["pt", "legacy", "safetensors"])
 @pytest.mark.parametrize(
     "view", [lambda t: t, lambda t: t.t(), lambda t: t[:, ::3]], ids=["all", "transposed", "columns"]

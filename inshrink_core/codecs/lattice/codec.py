@@ -206,7 +206,7 @@ class LatticeCodec(LookAhead):
             if not is_lattice or (moved and frame.settings.get("shaping", "off") == "off"):
                 known = None
             elif moved and frame.moment_before is not None:
-                known = grown(known, frame.moment_before)
+                known = grown(known, frame.moment_before, reference.shape)
         return replace(reference, shaping=known)
 
     def expected_divergence(self, relative_error: float) -> float:

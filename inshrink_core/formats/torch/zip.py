@@ -131,6 +131,8 @@ def _read_directory(file: Readable) -> list[_Record]:
         if _U32_MAX in (nbytes, stored, header):
             extra = data[name_at + n_name : name_at + n_name + n_extra]
             nbytes, stored, header = _zip64_values(file, extra, [nbytes, stored, header])
+        if method != 0 and b"/code/__torch__" in data[name_at : name_at + n_name]:
+            raise _torchscript(file)
         if method != 0 or stored != nbytes or flags & _ENCRYPTED:
             raise damaged(file, "an entry of the zip is compressed or encrypted, which torch.save never does")
         records.append(_Record(header, data[name_at : name_at + n_name], crc, nbytes, offset + at))
@@ -254,6 +256,11 @@ def _text(name: bytes) -> str:
     return name.decode(errors="replace")
 
 
+def _torchscript(file: Readable) -> DamagedError:
+    remedy = "if you trust it: torch.save(torch.jit.load(path).state_dict(), path)"
+    return DamagedError("a TorchScript module, not a checkpoint", where=str(file.path), remedy=remedy)
+
+
 def read_torch_zip(file: Readable, *, allow_damaged: bool = False) -> tuple[bytes, dict[str, ZipEntry]]:
     """Return ``data.pkl`` of a torch file and its storages by key, without reading tensor bytes.
 
@@ -287,8 +294,7 @@ def read_torch_zip(file: Readable, *, allow_damaged: bool = False) -> tuple[byte
         raise DamagedError(what, where=str(file.path), expected="one data.pkl", found=found)
     folder = pickles[0].removesuffix("data.pkl")
     if f"{folder}constants.pkl" in by_name:
-        remedy = "if you trust it: torch.save(torch.jit.load(path).state_dict(), path)"
-        raise DamagedError("a TorchScript module, not a checkpoint", where=str(file.path), remedy=remedy)
+        raise _torchscript(file)
     if (entry := by_name.get(f"{folder}byteorder")) is not None:
         order = file.read(entry.offset, min(entry.nbytes, 16))
         if order != b"little":
