@@ -327,7 +327,7 @@ def known_of(
         known = grown(before, item.moment_before, item.spec.shape)
         return known, None if known is None else known.chosen(movement)
     moment = item.auxiliary(*(_OF_WEIGHTS if item.spec.role is TensorRole.WEIGHT else _OF_MASTERS))
-    if moment is None or moment.shape != item.spec.shape:
+    if moment is None:
         return before, None
     once = grown(None, lambda: moment, item.spec.shape)
     return before, None if once is None else once.chosen(movement)

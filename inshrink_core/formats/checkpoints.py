@@ -68,9 +68,8 @@ _INDEX: Final = re.compile(r"[^/]*(\.\w+)\.index\.json")
 _MODEL_FILE: Final = re.compile(
     r"^(model|pytorch_model|adapter_model|diffusion_pytorch_model)(-\d{5}-of-\d{5})?\.(safetensors|bin)$"
 )
-_NUMBERED: Final = re.compile(
-    r"^(?!.*model.*pt$)(model|pytorch_model|optimizer)_(\d{1,3})\.(safetensors|bin|pt)$"
-)
+# The number of a "model_5.pt" is a step.
+_NUMBERED: Final = re.compile(r"^((?:pytorch_)?model(?!.*pt$)|optimizer)_(\d{1,3})\.(safetensors|bin|pt)$")
 _MAX_FOLDERS_DEEP: Final = 2
 _MAX_FILES: Final = 100_000
 _HEAD_NBYTES: Final = 512

@@ -517,6 +517,8 @@ def _content(stamp: FileStamp) -> str:
 
 def _fitting(last: ParsedCheckpoint, matching: Matching, parsed: ParsedCheckpoint) -> Matching:
     """Return the matching of `last` for another checkpoint, or its own if its optimizer numbers others."""
+    if (parsed.slots, parsed.free) == (last.slots, last.free):
+        return matching
     numbered = [[slot._replace(shape=None) for slot in item.slots] for item in (last, parsed)]
     owned = ((slot.shape, parsed.free.get(matching.owners.get(slot.key, ""))) for slot in parsed.slots)
     fits = numbered[0] == numbered[1] and all(None in pair or pair[0] == pair[1] for pair in owned)

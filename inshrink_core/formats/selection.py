@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
-from itertools import compress
+from itertools import chain, compress
 from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple
 
@@ -295,7 +295,7 @@ def main_model(
         raise InputError(what, where=os.path.commonpath([first, second]), remedy=remedy)
     reason = "most names or shapes of its weights are those of another model"
     series = {(item.path.parent, name_shape(item.path.name)) for item in models[0]} if models else set()
-    for item in (item for model in models[1:] for item in model):
+    for item in chain.from_iterable(models[1:]):
         is_step = (item.path.parent, name_shape(item.path.name)) in series
         fate = Fate.LEFT_OUT if is_step else Fate.OTHER_MODEL
         skipped += [Skipped(path, reason, fate) for path in _paths([item])]

@@ -91,8 +91,8 @@ HAS_EXACT = 0x80
 UNCHANGED = bytes((Kind.UNCHANGED,))
 
 _MAX_SHIFT = 24
-_SNAP = 0x80
 _STEP_SIZE_RANGE = "a lattice block's step size is out of range"
+_SNAP = 0x80
 """Flag in a delta's shift: the integers are first moved to multiples of the step size."""
 
 _MAX_SORTED = 1 << 20
