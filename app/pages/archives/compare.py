@@ -18,7 +18,7 @@ from inshrink_app.services import Bound
 from inshrink_app.theme import CATEGORICAL, GAP
 from inshrink_app.widgets import ending, fmt, job_card, listing, problem, quality
 from inshrink_app.widgets.choices import one_of_few
-from inshrink_app.widgets.figures import byte_ticks, curve, lay_out, log_ticks, steps_axis, title
+from inshrink_app.widgets.figures import byte_ticks, curve, lay_out, log_ticks, n_named, steps_axis, title
 from inshrink_app.widgets.layout import chart
 
 from inshrink_core.chain.report import ChainFrame, ChainReport
@@ -306,7 +306,7 @@ def _archive(
 
 
 def _lay_out(figure: go.Figure, y: str) -> go.Figure:
-    lay_out(figure, _HEIGHT, legend=2 * (sum(trace.showlegend is not False for trace in figure.data) > 1))
+    lay_out(figure, _HEIGHT, legend=2 * (n_named(figure) > 1))
     figure.update_xaxes(**steps_axis(8))
     return figure.update_yaxes(title=title(y), automargin=True, nticks=6)
 
