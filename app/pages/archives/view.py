@@ -93,7 +93,7 @@ def render() -> None:
 def _draw(panels: Mapping[str, Callable[[], None]], about: str) -> None:
     """Draw the choice of panel, and the panel."""
     labels = {name: _PANELS[name] for name in panels}
-    first = next(iter(labels))
+    first = next(iter(labels if "compare" in labels else reversed(labels)))  # Without archives, a new one.
     panel = choices.one_of_few("archives", "Panel", "panel", labels, first, label_visibility="collapsed")
     with st.container(border=True):
         if about and panel in _OF_ONE:

@@ -206,20 +206,11 @@ def histogram_figure(seen: Anatomy) -> go.Figure:
         if part.n == 0:
             continue
         colour, hatch = _PART_LOOKS[part.name]
-        hatching = {"bgcolor": colour, "fgcolor": "#FFFFFF"}
-        figure.add_trace(
-            go.Bar(
-                x=middles.astype(np.float32),
-                y=counts.astype(np.float32),
-                name=part.name,
-                marker={
-                    "color": colour,
-                    "line": {"width": 0},
-                    "pattern": {"shape": hatch, "size": 5, "solidity": 0.3} | hatching,
-                },
-                hovertemplate=f"%{{y:,}} {part.name} values near %{{x:{near}}}<extra></extra>",
-            )
-        )
+        pattern = {"shape": hatch, "size": 5, "solidity": 0.3, "bgcolor": colour, "fgcolor": "#FFFFFF"}
+        look = {"color": colour, "line": {"width": 0}, "pattern": pattern}
+        hover = f"%{{y:,}} {part.name} values near %{{x:{near}}}<extra></extra>"
+        bars = {"x": middles.astype(np.float32), "y": counts.astype(np.float32), "name": part.name}
+        figure.add_trace(go.Bar(**bars, marker=look, hovertemplate=hover))
     top = float(values.counts.sum(axis=0).max(initial=1))
     lines = level_lines(seen)
     if lines.size:
