@@ -103,12 +103,12 @@ def tried(run: Subject, evaluator: EvaluatorCode) -> bool:
 
 
 def _trial(run: Subject, evaluator: EvaluatorCode) -> None:
-    """Draw what an evaluator returns for a step."""
+    """Offer to try an evaluator on a step, and draw its result."""
     work = services.evaluator_trial(run, evaluator)
-    if not tried(run, evaluator):
-        return
     job = services.job_of(work)
-    if job is not None and job.result:
+    if not job_card.settled(job, "Trying the evaluator"):
+        return
+    if job is not None:
         _returned(job.result)
     tip = f"Evaluates step {fmt.count(run.steps[-1])} and writes nothing."
     label = "Try on one step" if job is None else "Try again"

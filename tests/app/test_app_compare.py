@@ -71,11 +71,10 @@ def test_nothing_of_a_run_is_executed_without_consent_which_holds_for_a_file_as_
     app = archives("compare", archived, evaluator=True)
     assert button(app, "Compare").disabled
     assert any("pathlib.Path" in code.value for code in app.code)
-    assert jobs.started == []
     trust(app).check().run()
     assert not button(app, "Compare").disabled
-    assert {work.documents[0]["verb"] for work in jobs.started} == {"evaluate"}, "a trial lists its metrics"
-    assert not marker.exists(), "the code of the run is executed by jobs alone"
+    assert jobs.started == []
+    assert not marker.exists()
     # Trust is remembered for a file as it is.
     assert trust(archives("compare", archived)).value
     (archived / "judge.py").write_text("def evaluate(state): ...\n")
@@ -254,7 +253,7 @@ def test_the_command_that_writes_an_evaluator_is_shown_and_the_evaluator_tried(a
     app = archives("compare", archived, evaluator=True)
     assert not jobs.started
     trust(app).check().run()
-    opened(app)
+    button(opened(app), "Try on one step").click().run()
     assert jobs.last[:2] == ["evaluate", str(archived)]
     assert option(jobs.last, "--evaluator") == f"{judge}:evaluate"
     assert jobs.started[-1].trusted == hashlib.sha256(judge.read_bytes()).hexdigest()

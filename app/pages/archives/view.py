@@ -62,11 +62,11 @@ def render() -> None:
     panels: dict[str, Callable[[], None]] = {}
     first = None
     if archives:
-        bound = services.chosen(shown).bound
-        chosen = archive_table.choose(archives, measured, colours, bound)
+        now = services.chosen(shown)
+        chosen = archive_table.choose(archives, measured, colours, now)
         first = chosen[0]
         listing.table_buttons(
-            partial(archive_table.rows, archives, measured, bound),
+            partial(archive_table.rows, archives, measured, now),
             "archives",
             ("Download report", "report.html", lambda: report(first.name, report_parts(first, run))),
         )

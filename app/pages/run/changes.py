@@ -74,9 +74,8 @@ def between_runs(mine: Sensitivity, other: Sensitivity, statistic: str) -> Chang
 
     def values(table: Sensitivity) -> NDArray[np.float32]:
         found = np.full((len(rows), len(steps)), np.nan, np.float32)
-        found[[places[row.name] for row in table.rows]] = table.values[statistic][
-            :, [table.steps.index(step) for step in steps]
-        ]
+        columns = [table.steps.index(step) for step in steps]
+        found[[places[row.name] for row in table.rows]] = table.values[statistic][:, columns]
         return found
 
     shown = dataclasses.replace(

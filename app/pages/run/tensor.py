@@ -104,11 +104,8 @@ def _histogram(shown: Subject, seen: Anatomy) -> None:
     tip = "As the archive beside this run has it, or as a codec would store this tensor alone."
     if len(ways) > 1:
         one_of_many("panel", "Stored", "way", ways, _way(shown, seen.step), tip, width=150)
-    chart(
-        histogram_figure(seen),
-        "panel.histogram",
-        f"Histogram of {fmt.count(seen.spec.numel)} values by what became of them, with the levels",
-    )
+    alt = f"Histogram of {fmt.count(seen.spec.numel)} values by what became of them, with the levels"
+    chart(histogram_figure(seen), "panel.histogram", alt)
     st.caption(_levels_text(seen))
 
 
