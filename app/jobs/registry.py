@@ -63,8 +63,8 @@ class JobRegistry:
     folder
         Folder of the jobs; by default a temporary one that is removed with the registry.
     most
-        Number of jobs that run at a time; others are queued in order of request, estimates last. A
-        job that watches a growing run is mostly idle and does not count.
+        Number of jobs that run at a time; others are queued in order of request. A job that watches a growing
+        run is mostly idle and does not count.
     load
         Computes the result from the reports, when a job finishes or its result is needed; called in a thread.
     """
@@ -184,7 +184,7 @@ class JobRegistry:
                 return
             job.begin()
             job.state = "queued"
-            self._waiting = sorted([*self._waiting, job], key=lambda job: job.verb == "estimate")
+            self._waiting.append(job)
         job.store()
         self._begin_waiting()
 
