@@ -103,9 +103,8 @@ def run_path() -> str | None:
 
 def set_run(path: str | None) -> None:
     """Show another run; None shows none."""
-    if path != st.session_state.get(_PREFIX + RUN):
-        publish(log=None)
-    publish(run=path)
+    is_other = path != st.session_state.get(_PREFIX + RUN)
+    publish(run=path, **({LOG: None} if is_other else {}))
     st.session_state[_STARTED] = True
 
 

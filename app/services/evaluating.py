@@ -114,7 +114,7 @@ def metrics_told(shown: Subject) -> tuple[str, ...]:
     evaluator, _ = evaluator_and_trust(shown)
     with contextlib.suppress(ServiceError):
         job = None if evaluator is None else job_of(evaluator_trial(original_of(shown) or shown, evaluator))
-        if job is not None and job.state == "finished":
+        if job is not None and job.result:
             return tuple(map(str, job.result["metrics"]))
     return ()
 
@@ -236,5 +236,5 @@ def comparison_work(
     A changed run or archive makes a new question, so earlier jobs do not answer it.
     """
     of = (opened(str(subject.path)).token, *(chain.content for chain in archives))
-    trusted = consent_to(evaluator)
-    return Work.asking([request], subject.path, "archives", "compare", of=of, trusted=trusted)
+    more: Any = {"of": of, "trusted": consent_to(evaluator)}
+    return Work.asking([request], subject.path, "archives", "compare", **more)

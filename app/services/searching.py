@@ -133,8 +133,7 @@ def searched(shown: Subject, job: Job) -> Searched:
 
 def _searched(job: Job, steps: tuple[int, ...], more: Sequence[Mapping[str, Any]] = ()) -> Searched:
     """Return the results of a search with the trials of a later one; points of fewer steps are incomplete."""
-    result = read_result(job) if job.state == "finished" else None
-    report: Mapping[str, Any] = result if isinstance(result, dict) else {}
+    report: Mapping[str, Any] = read_result(job) or {}
     rows = [*(report["trials"] if "trials" in report else job.partial_rows()), *more]
     asked: Any = job.requests[-1]
     limits = _limits(asked, report, rows)
@@ -182,12 +181,9 @@ def _point(chain: Sequence[Mapping[str, Any]], n_steps: int, limits: Mapping[str
         figures | {"ratio_weights": ratio},
         n_steps=len(chain),
         is_complete=len(chain) >= n_steps,
-        keeps=all(not row.get("failure") and _keeps(row, limits) for row in chain),
+        keeps=not any(row.get("failure") for row in chain)
+        and all(row[name] is not None and row[name] <= limits[name] for row in chain for name in limits),
     )
-
-
-def _keeps(figures: Mapping[str, Any], limits: Mapping[str, float]) -> bool:
-    return all(figures[name] is not None and figures[name] <= limit for name, limit in limits.items())
 
 
 def baselines_work(shown: Subject, steps: Sequence[int], evaluator: EvaluatorCode) -> Work:
@@ -242,15 +238,16 @@ def measured_archives(
             config = {"codec": chain.codec, "settings": dict(chain.config)}
             config |= {"override": [dict(row) for row in chain.overrides]} if chain.overrides else {}
         figures = {name: getattr(found.comparison, f"max_{name}") for name in _COSTS}
-        point = SearchPoint.of(
-            config,
-            figures | {"ratio_weights": chain.ratio_weights},
-            n_steps=len(found.comparison.steps),
-            is_complete=chain.steps == tuple(steps),
-            kind="archive",
-            name=chain.path.name,
+        points.append(
+            SearchPoint.of(
+                config,
+                figures | {"ratio_weights": chain.ratio_weights},
+                n_steps=len(found.comparison.steps),
+                is_complete=chain.steps == tuple(steps),
+                kind="archive",
+                name=chain.path.name,
+            )
         )
-        points.append(point)
     return points
 
 
@@ -262,24 +259,27 @@ def estimating_work(shown: Subject, steps: Sequence[int], codec: str) -> Work:
     layers = frozenset(row.layer for row in shown.model_tensors)
     with reported():
         first, *others = space_of(codec, layers).levels(_LEVELS)
-    texts = [
-        ",".join(
-            f"{name}={value if isinstance(value, str) else json.dumps(value)}"
-            for name, value in level.items()
-        )
+    words = [
+        [f"{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in level.items()]
         for level in others
     ]
-    asked: dict[str, Any] = {"codec": codec, "settings": first, "each": texts, "by_tensor": True}
+    each = [",".join(parts) for parts in words]
+    asked: dict[str, Any] = {"codec": codec, "settings": first, "each": each, "by_tensor": True}
     request = Estimate(str(shown.path), **asked, steps=chosen_steps(steps, shown.steps))
     return Work.asking([request], shown.path, "run", "estimates", of=(opened(str(shown.path)).token,))
 
 
+def estimate_rows(job: Job | None) -> list[Any]:
+    """Return the estimates of a job so far; estimates that the engine knew already come all at once."""
+    if job is None or (rows := job.partial_rows()) or not (result := read_result(job)):
+        return [] if job is None else rows
+    return [row for row in (result, *result["each"]) if "tensors" in row]
+
+
 def estimates(job: Job | None) -> list[SearchPoint]:
     """Return the estimates so far as points, without bounds."""
-    rows = {} if job is None else {_text(row["set"]): row for row in job.partial_rows()}
-    return [
-        SearchPoint.of(row["set"], row, n_steps=int(row["n_steps"]), kind="estimate") for row in rows.values()
-    ]
+    rows = {_text(row["set"]): row for row in estimate_rows(job)}.values()
+    return [SearchPoint.of(row["set"], row, n_steps=int(row["n_steps"]), kind="estimate") for row in rows]
 
 
 def codec_settings(codec: str) -> dict[str, Any]:

@@ -38,8 +38,8 @@ def show(run: Subject, evaluator: EvaluatorCode | None) -> None:
         st.caption("This evaluator comes with the bundled sample. It needs no consent.")
     if evaluator is None or not evaluator.is_bundled or evaluator.spec:
         _another(run)
-    if evaluator is not None:
-        _trial(run, evaluator, trusted=services.may_run(evaluator))
+    if evaluator is not None and services.may_run(evaluator):
+        _trial(run, evaluator)
 
 
 def _none(run: Subject) -> None:
@@ -93,7 +93,16 @@ def _another(run: Subject) -> None:
         st.rerun()
 
 
-def _trial(run: Subject, evaluator: EvaluatorCode, *, trusted: bool) -> None:
+def tried(run: Subject, evaluator: EvaluatorCode) -> bool:
+    """Try an evaluator once the user asked for the run; return whether no trial is running or has failed."""
+    work = services.evaluator_trial(run, evaluator)
+    job = services.job_of(work)
+    if job is None and state.was_asked_for():
+        job = services.start_job(work)
+    return job_card.settled(job, "Trying the evaluator")
+
+
+def _trial(run: Subject, evaluator: EvaluatorCode) -> None:
     """Offer to try an evaluator on a step, and draw its result."""
     work = services.evaluator_trial(run, evaluator)
     job = services.job_of(work)
@@ -102,9 +111,8 @@ def _trial(run: Subject, evaluator: EvaluatorCode, *, trusted: bool) -> None:
     if job is not None:
         _returned(job.result)
     tip = f"Evaluates step {fmt.count(run.steps[-1])} and writes nothing."
-    tip = tip if trusted else "Confirm first that you trust this code."
     label = "Try on one step" if job is None else "Try again"
-    job_card.start_button(label, work, "science", disabled=not trusted, help=tip)
+    job_card.start_button(label, work, "science", help=tip)
 
 
 def _returned(found: dict[str, object]) -> None:

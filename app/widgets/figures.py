@@ -59,14 +59,18 @@ def lay_out(figure: go.Figure, height: float, *, legend: int = 0, titles: bool =
     titles
         Whether to reserve a line above the axes for titles of panels.
     """
-    n_named = sum(trace.showlegend is not False for trace in figure.data)
-    above = TOOLBAR + _LEGEND * (math.ceil(n_named / legend) if legend else titles)
+    above = TOOLBAR + _LEGEND * (math.ceil(n_named(figure) / legend) if legend else titles)
     figure.update_layout(height=height + above, margin={"l": 8, "r": 8, "t": above, "b": 8})
     figure.update_layout(showlegend=legend > 0)
     if legend:
         figure.update_layout(legend={"orientation": "h", "yanchor": "bottom", "y": 1.0, "x": 0})
     if titles:
         figure.update_annotations(font={"size": 13})
+
+
+def n_named(figure: go.Figure) -> int:
+    """Return the number of names in the legend of a figure."""
+    return sum(trace.showlegend is not False for trace in figure.data)
 
 
 def title(text: str) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from inshrink_app.server.roots import Address
 from inshrink_app.services import BOUNDS, USUAL, Bound
 from inshrink_app.services.opening import files_stamp
 from inshrink_app.widgets import evaluator, fmt, job_card, layout, listing, problem
-from inshrink_app.widgets.choices import pick_one
 from inshrink_app.widgets.layout import answer, section
 from inshrink_app.widgets.quality import bound_text
 
@@ -140,9 +139,11 @@ def _bound(shown: Subject) -> None:
             state.clicked()
             services.choose(shown, bound=Bound(kind, value))
             st.rerun()
-        judge, ready = services.evaluator_and_trust(shown)
+        (judge, ready), run = services.evaluator_and_trust(shown), services.original_of(shown) or shown
         if judge is not None and not ready and kind != "none":
             evaluator.consent(judge, "bound")
+        elif judge is not None and kind == "drop" and evaluator.tried(run, judge):
+            _metric(shown)
 
 
 def _evaluator(shown: Subject) -> None:
@@ -172,17 +173,10 @@ def _evaluator(shown: Subject) -> None:
 
 
 def _metric(shown: Subject) -> None:
-    """Draw the choice of metric among those that a trial of the evaluator returned, or any by name."""
+    """Draw the choice of metric among those that a trial of the evaluator returned."""
     now, known = services.chosen(shown), services.metrics_told(shown)
     names = [_NO_METRIC, *dict.fromkeys([*known, *([now.metric] if now.metric else [])])]
-    picked = pick_one(
-        "Metric",
-        names,
-        names.index(now.metric or _NO_METRIC),
-        key=f"metric.{now.run}",
-        accept_new_options=True,
-        help="Try the evaluator to list its metrics, or type the name of one.",
-    )
+    picked = st.radio("Metric", names, names.index(now.metric or _NO_METRIC), horizontal=True)
     metric = "" if picked == _NO_METRIC else str(picked)
     direction = ""
     if metric:

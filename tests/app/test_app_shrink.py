@@ -49,6 +49,7 @@ def goals(**changes: Any) -> dict[str, Any]:
         archive = {"tried": [20, 30], "nbytes": nbytes, "bits_per_weight": 2.5}
         archive |= {"basis": basis, "restore_cost": None} | changes
         row = {"set": {"codec": codec, "optimizer": optimizer, "settings": {}}, "archive": archive}
+        row["ratio_weights"] = None
         rows.append(row | {"ratio_total": 4e6 / nbytes, "drop": None, "sampled": 1.0, "seconds": 3.2})
     return {**rows[0], "device": "cpu", "each": rows[1:]}
 

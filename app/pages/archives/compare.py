@@ -18,7 +18,7 @@ from inshrink_app.services import Bound
 from inshrink_app.theme import CATEGORICAL, GAP
 from inshrink_app.widgets import ending, fmt, job_card, listing, problem, quality
 from inshrink_app.widgets.choices import one_of_few
-from inshrink_app.widgets.figures import byte_ticks, curve, lay_out, log_ticks, steps_axis, title
+from inshrink_app.widgets.figures import byte_ticks, curve, lay_out, log_ticks, n_named, steps_axis, title
 from inshrink_app.widgets.layout import chart
 
 from inshrink_core.chain.report import ChainFrame, ChainReport
@@ -44,19 +44,20 @@ def show(
     original: Subject, archives: Sequence[ChainReport], measured: Measured, colours: Mapping[str, str]
 ) -> None:
     """Draw the button that starts a comparison, its progress, and all known results."""
-    bound = services.chosen(original).bound
+    now = services.chosen(original)
     job = services.newest_job("archives", "compare", original.path)
     if job is not None and not {str(chain.path) for chain in archives} & archives_of(job):
         job = None
     request = _ask(original, archives, measured, job)
     known = [found for chain in archives for found in measured.get(chain.path, {}).values()]
+    known.sort(key=lambda found: found.comparison.metric != now.metric)  # The chosen metric comes first.
     job_card.settled(job)
     for document in () if job is None else services.documents_of(job):
         for path, reason in document.get("failed", {}).items():
             text = f"{Path(path).name} is left out: {fmt.clipped(reason, _REASON_WIDTH)}"
             st.warning(fmt.markdown(text), icon=":material/warning:")
     if known:
-        _found(known, {str(chain.path): chain.nbytes for chain in archives}, bound, colours)
+        _found(known, {str(chain.path): chain.nbytes for chain in archives}, now.bound, colours)
     elif job is None or not job.is_running:
         st.caption("Not compared yet. Compare restores each step and evaluates it.")
     ending.requests([request])
@@ -157,9 +158,6 @@ def _charts(
 
     if any(row.restore_cost is not None for row in rows):
         add("restore_cost", each, "cost", "Restore cost")
-    if len(sizes) > 1:
-        kind = "restore_cost" if bound.kind == "none" else bound.kind
-        drawn.append(("sizes", size_figure(each, sizes, colours, kind, bound), "Cost against size"))
     for metric in list(dict.fromkeys(found.comparison.metric for found in known))[:_MAX_METRICS]:
         of = [found for found in known if found.comparison.metric == metric]
         drawn.append((f"metric.{metric}", metric_figure(of, colours), f"{metric}, restored"))
@@ -167,6 +165,10 @@ def _charts(
             add("drop", of, f"drop.{metric}", f"Drop of {metric}")
     if any(row.divergence for row in rows):
         add("divergence", each, "divergence", "Divergence")
+    if len(sizes) > 1:  # A metric and its drop stay side by side.
+        kind = "restore_cost" if bound.kind == "none" else bound.kind
+        figure = size_figure(each, sizes, colours, kind, bound)
+        drawn.insert(1 if drawn[0][0] == "cost" else len(drawn), ("sizes", figure, "Cost against size"))
     names = ", ".join(fmt.html(found.name) for found in each)
     columns = st.columns(2, gap="medium")
     for place, (key, figure, alt) in enumerate(drawn):
@@ -252,7 +254,8 @@ def cost_figure(
         figure.add_trace(_archive(found, values, colours, cost.word, fmt.d3_format(values), f" {cost.unit}"))
         drawn += filter(math.isfinite, values)
     drawn += _draw_bound(figure, name, bound)
-    _lay_out(figure, cost.axis)
+    metric = f" of {fmt.html(known[0].comparison.metric)}" if name == "drop" else ""
+    _lay_out(figure, f"{cost.label}{metric}, {cost.unit}")
     worst = max((cost.scale * value for value in baseline.values()), default=0.0)
     if name == "divergence":
         return figure.update_yaxes(type="log", **log_ticks([*drawn, worst]))
@@ -306,7 +309,7 @@ def _archive(
 
 
 def _lay_out(figure: go.Figure, y: str) -> go.Figure:
-    lay_out(figure, _HEIGHT, legend=2 * (sum(trace.showlegend is not False for trace in figure.data) > 1))
+    lay_out(figure, _HEIGHT, legend=2 * (n_named(figure) > 1))
     figure.update_xaxes(**steps_axis(8))
     return figure.update_yaxes(title=title(y), automargin=True, nticks=6)
 

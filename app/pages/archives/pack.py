@@ -39,11 +39,10 @@ def show(shown: Subject, chain: ChainReport | None) -> None:
         The chosen archive; None for a run without one.
     """
     job, source = write.job_of(shown, "pack"), shown
+    what = "weights" if chain is None else choices.one_of_few("pack", "What", "pack", _WHAT, "weights")
     if chain is not None and shown.kind == "run":  # Jobs belong to the subject on screen.
         about: dict[str, Any] = {"path": chain.path, "name": chain.name, "steps": tuple(chain.steps)}
         source = dataclasses.replace(shown, kind="archive", archive=chain, step_pattern="", **about)
-    offered = _WHAT if chain is not None else {"weights": _WHAT["weights"]}
-    what = choices.one_of_few("pack", "What", "pack", offered, "weights")
     launch, result, settings = st.container(), st.container(), st.container()
     with settings:
         request, is_empty = _asked(source, what)

@@ -10,7 +10,7 @@ import pandas as pd
 import streamlit as st
 from inshrink_app import state
 from inshrink_app.model import config_words, verified
-from inshrink_app.services import Bound
+from inshrink_app.services import Chosen
 from inshrink_app.widgets import fmt, listing, quality
 
 from inshrink_core.chain.report import ChainReport
@@ -33,12 +33,12 @@ Measured = Mapping[Path, Mapping[str, Known]]
 
 
 def choose(
-    archives: Sequence[ChainReport], measured: Measured, colours: Mapping[str, str], bound: Bound
+    archives: Sequence[ChainReport], measured: Measured, colours: Mapping[str, str], now: Chosen
 ) -> tuple[ChainReport, ...]:
     """Draw the table and return the chosen archives, at least one."""
     paths = [str(chain.path) for chain in archives]
     chosen = _chosen(paths)
-    frame = rows(archives, measured, bound)
+    frame = rows(archives, measured, now)
     key = f"archives.table.{hash(tuple(paths))}"
     wanted = [paths.index(path) for path in chosen]
 
@@ -50,7 +50,7 @@ def choose(
     frame = frame.drop(columns=[*_ONLY_IN_FILES]).dropna(axis="columns", how="all")
     frame.insert(0, _MARK, _MARK)
     tips = {
-        _WITHIN: f"Whether what was measured keeps the bound: {quality.bound_text(bound)}",
+        _WITHIN: f"Whether what was measured keeps the bound: {quality.bound_text(now.bound)}",
         "state": "Sound or damaged when last verified; outdated figures are from before its last change.",
     }
     frame, looks = listing.drawn_as(frame, helps=tips)
@@ -80,22 +80,23 @@ def _chosen(paths: Sequence[str]) -> list[str]:
     return chosen
 
 
-def rows(archives: Sequence[ChainReport], measured: Measured, bound: Bound) -> pd.DataFrame:
+def rows(archives: Sequence[ChainReport], measured: Measured, now: Chosen) -> pd.DataFrame:
     """Return one row per archive."""
-    return pd.DataFrame([_row(chain, measured.get(chain.path, {}), bound) for chain in archives])
+    return pd.DataFrame([_row(chain, measured.get(chain.path, {}), now) for chain in archives])
 
 
-def _row(chain: ChainReport, known: Mapping[str, Known], bound: Bound) -> dict[str, Any]:
+def _row(chain: ChainReport, known: Mapping[str, Known], now: Chosen) -> dict[str, Any]:
     found = [by_metric.comparison for by_metric in known.values()]
     drops = {f"drop of {metric}": by_metric.comparison.max_drop for metric, by_metric in known.items()}
     figures = {
         name: next((cost for one in found if (cost := getattr(one, f"max_{name}")) is not None), None)
         for name in ("restore_cost", "divergence")
     }
-    figures["drop"] = max((value for value in drops.values() if value is not None), default=None)
-    cost, check = figures["restore_cost"], bound.check(figures.get(bound.kind))
+    judging = [f"drop of {now.metric}"] if now.metric in known else [*drops]
+    figures["drop"] = max((value for name in judging if (value := drops[name]) is not None), default=None)
+    cost, check = figures["restore_cost"], now.bound.check(figures.get(now.bound.kind))
     if quality.is_exact_archive(chain):
-        cost, check = cost or 0.0, "exact" if bound.kind != "none" else None
+        cost, check = cost or 0.0, "exact" if now.bound.kind != "none" else None
     config = {"codec": chain.codec, "settings": chain.config, "override": chain.overrides}
     last = next(verified(chain), None)
     verdict = None if last is None else "sound" if last.document.get("ok") else "damaged"

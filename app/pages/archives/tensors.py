@@ -83,12 +83,12 @@ def _found(document: dict[str, Any], original: Subject) -> None:
             "largest error": by_role["relative_rms"].max(),
         }
     ).reset_index()
-    summary["what it means"] = [_MEANING.get(role, "") for role in summary["role"]]
     n_exact = f"{fmt.count(int(table['bit_exact'].sum()))} of {fmt.count(len(table))} bit-exact."
     st.caption(f"Errors by role, as relative root mean squares. {n_exact}")
     formats = {"bit-exact": listing.SHARE, "median error": listing.SMALL, "largest error": listing.SMALL}
-    drawn = listing.drawn_as(summary, formats, wide=["what it means"])
-    listing.bare(*drawn, "Errors by role of the tensors, and what they mean")
+    listing.bare(*listing.drawn_as(summary, formats), "Errors by role of the tensors")
+    for role in filter(_MEANING.__contains__, summary["role"]):
+        st.caption(f"`{role}`: {_MEANING[role]}")
     _table(table)
 
 

@@ -62,11 +62,11 @@ def render() -> None:
     panels: dict[str, Callable[[], None]] = {}
     first = None
     if archives:
-        bound = services.chosen(shown).bound
-        chosen = archive_table.choose(archives, measured, colours, bound)
+        now = services.chosen(shown)
+        chosen = archive_table.choose(archives, measured, colours, now)
         first = chosen[0]
         listing.table_buttons(
-            partial(archive_table.rows, archives, measured, bound),
+            partial(archive_table.rows, archives, measured, now),
             "archives",
             ("Download report", "report.html", lambda: report(first.name, report_parts(first, run))),
         )
@@ -93,7 +93,7 @@ def render() -> None:
 def _draw(panels: Mapping[str, Callable[[], None]], about: str) -> None:
     """Draw the choice of panel, and the panel."""
     labels = {name: _PANELS[name] for name in panels}
-    first = next(iter(labels))
+    first = next(iter(labels if "compare" in labels else reversed(labels)))  # Without archives, a new one.
     panel = choices.one_of_few("archives", "Panel", "panel", labels, first, label_visibility="collapsed")
     with st.container(border=True):
         if about and panel in _OF_ONE:

@@ -258,15 +258,11 @@ def _draw_curve(board: Board) -> None:
     if not any(point.figure(figure) is not None for point in points):
         st.caption("The curve of size against error appears with the first estimate or trial.")
         return
-    here: tuple[float | None, float | None] = (None, None)
-    if now is not None and now.bits:
-        n_weights = sum(row.numel for row in board.shown.model_tensors)
-        here = (8 * boards.weight_bytes(board.shown) / (now.bits * n_weights), getattr(now, figure))
     drawn = allocation_figure(
         points,
         figure,
         boards.weight_bytes(board.shown) * max(1, len(board.steps)),
-        here=here,
+        here=(getattr(now, "ratio_weights", None), getattr(now, figure, None)),
         basis=boards.ESTIMATED if now is None else now.basis,
         limit=board.limit,
         colours=board.colours,
@@ -285,7 +281,7 @@ def _notes(board: Board) -> list[str]:
     """Return notes on how to read the curve."""
     notes = ["Click a point to edit its bits."]
     if board.is_bounded:
-        notes.append("Each step has bits of its own until an edit, which starts from the defaults.")
+        notes.append("Each step has bits of its own; an edit starts at this size, all layers alike.")
     job, best = board.search, board.found.best
     if job is not None and job.is_running:
         found = "Nothing keeps the bound yet" if best is None else f"Best so far {fmt.ratio(best.ratio)}"

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 from inshrink_app import services, state
 from inshrink_app.jobs import Job, Work
 from inshrink_app.model import ASK_ABOVE_BYTES, ServiceError, Subject, engine_settings
@@ -40,8 +41,9 @@ class Figures(NamedTuple):
     ----------
     basis
         `MEASURED` or `ESTIMATED`.
-    nbytes, ratio, bits
-        Bytes of the archive, raw bytes divided by them, and stored bits per weight; None if unknown.
+    nbytes, ratio, ratio_weights, bits
+        Bytes of the archive; raw bytes divided by them, of everything and of the weights; and stored bits per
+        weight. None if unknown.
     restore_cost, drop, divergence
         Figures of the worst step; None if unknown.
     """
@@ -49,6 +51,7 @@ class Figures(NamedTuple):
     basis: str
     nbytes: float | None = None
     ratio: float | None = None
+    ratio_weights: float | None = None
     bits: float | None = None
     restore_cost: float | None = None
     drop: float | None = None
@@ -101,10 +104,15 @@ class Board(Intent):
 
     @property
     def config(self) -> dict[str, Any]:
-        """The configuration being edited, or the codec's default."""
+        """The configuration being edited; before an edit, all layers alike, as small as the archive."""
         if self.now.config:
             return dict(self.now.config)
-        return {"codec": self.codec, "settings": dict(list(codec_settings(self.codec).items())[:1])}
+        settings, rates = dict(list(codec_settings(self.codec).items())[:1]), self.rates
+        if self.is_bounded and rates is not None and self.figures is not None and self.figures.ratio_weights:
+            known = np.log(rates.ratios_weights), np.log(rates.levels)
+            level = math.exp(np.interp(math.log(self.figures.ratio_weights), *known))
+            settings = dict.fromkeys(rates.settings, float(f"{level:.3g}"))
+        return {"codec": self.codec, "settings": settings}
 
     @property
     def figure(self) -> str:
@@ -139,14 +147,16 @@ class Board(Intent):
         if made is not None and made.is_of(intent):
             chain, is_exact = made.chain, self.now.keep == "exact"
             costs = {kind: 0.0 if is_exact else made.cost(kind) for kind in COSTS}
-            return Figures(MEASURED, chain.nbytes, chain.ratio_total, chain.bits_per_weight, **costs)
+            ratios = chain.ratio_total, chain.ratio_weights
+            return Figures(MEASURED, chain.nbytes, *ratios, chain.bits_per_weight, **costs)
         if not intent.is_by_hand:
             row = None if self.tried is None else self.tried["rows"].get(self.now.keep)
             if row is None:
                 return None
             costs = {kind: 0.0 if row["basis"] == "exact" else row.get(kind) for kind in COSTS}
             ratio = self.shown.raw_nbytes / row["nbytes"] if row["nbytes"] else None
-            return Figures(ESTIMATED, row["nbytes"], ratio, row["bits_per_weight"], **costs)
+            ratios = ratio, row["ratio_weights"]
+            return Figures(ESTIMATED, row["nbytes"], *ratios, row["bits_per_weight"], **costs)
         full = _with_defaults(config)
         seen = [
             point
@@ -172,8 +182,12 @@ class Board(Intent):
         bits = 8 * nbytes / n_weights if nbytes and n_weights else None
         if self.now.keep != "weights":
             total = math.nan if self.rates is None else self.rates.ratio_total_of(ratio)
+            if made is not None and made.chain.optimizer == "compressed" and self.rates is not None:
+                at = self.rates.ratio_total_of(made.chain.ratio_weights or math.nan)
+                total *= (made.chain.ratio_total or math.nan) / at  # The optimizer state as it was measured.
             nbytes = self.shown.raw_nbytes / total if math.isfinite(total) else None
-        return Figures(basis, nbytes, self.shown.raw_nbytes / nbytes if nbytes else None, bits, **costs)
+        total = self.shown.raw_nbytes / nbytes if nbytes else math.nan
+        return Figures(basis, nbytes, total if nbytes else None, ratio, bits, **costs)
 
 
 def gather(shown: Subject, now: Chosen, evaluator: EvaluatorCode | None) -> Board:
@@ -290,7 +304,7 @@ def rates_from(shown: Subject, job: Job | None, codec: str) -> Rates | None:
     number = number_of(codec)
     if job is None or number is None:
         return None
-    rows, setting = job.partial_rows(), number.settings[0]
+    rows, setting = services.estimate_rows(job), number.settings[0]
 
     def read() -> Rates | None:
         from inshrink_core.search.rates import rates_of

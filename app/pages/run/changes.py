@@ -16,7 +16,7 @@ from inshrink_app.pages.run import selection as chosen
 from inshrink_app.pages.run.heatmap import heatmap_figure
 from inshrink_app.widgets import ending, fmt, header, listing
 from inshrink_app.widgets.choices import one_of_many, pick_one
-from inshrink_app.widgets.layout import allowed, answer, chart, section
+from inshrink_app.widgets.layout import allowed, answer, chart
 from numpy.typing import NDArray
 
 from inshrink_core.analysis import Moved
@@ -74,9 +74,8 @@ def between_runs(mine: Sensitivity, other: Sensitivity, statistic: str) -> Chang
 
     def values(table: Sensitivity) -> NDArray[np.float32]:
         found = np.full((len(rows), len(steps)), np.nan, np.float32)
-        found[[places[row.name] for row in table.rows]] = table.values[statistic][
-            :, [table.steps.index(step) for step in steps]
-        ]
+        columns = [table.steps.index(step) for step in steps]
+        found[[places[row.name] for row in table.rows]] = table.values[statistic][:, columns]
         return found
 
     shown = dataclasses.replace(
@@ -149,16 +148,14 @@ def _show(found: Changes, about: str, columns: tuple[str, str], moved: Moved | N
 def two_steps(shown: Subject, table: Sensitivity, statistic: str) -> None:
     """Compare any two steps of a run: a statistic of a metric by tensor, and the movement of the weights."""
     if len(table.steps) < 2:
-        with section("There is one checkpoint"):
-            st.write("A difference needs two steps.")
+        st.caption("There is one checkpoint. A difference needs two.")
         return
     first, second = _steps(table.steps)
     if first == second:
         st.info("Choose two different steps.", icon=":material/info:")
         return
     metric, at = METRICS[table.metric], [f"at step {fmt.count(step)}" for step in (first, second)]
-    asked, cost = f"diff.asked.{shown.path}", services.diff_cost(shown)
-    moved = None
+    asked, cost, moved = f"diff.asked.{shown.path}", services.diff_cost(shown), None
     if allowed(asked, cost, "Measure movement", ":material/play_arrow:"):
         moved = answer(lambda: services.moved_between(shown, first, second), "Comparing both steps")
     _show(
@@ -236,8 +233,7 @@ def _other(shown: Subject) -> Subject | None:
         # The user or a link chose it, so runs opened since do not displace it.
         options.append(wanted)
     if not options:
-        with section("There is no second run"):
-            st.write("You can compare this run with any run opened recently, or in the same folder.")
+        st.caption("There is no second run, neither opened recently nor in the same folder.")
         return None
     labels = dict(zip(options, fmt.clipped_all(options, _PATH_WIDTH), strict=True))
     st.session_state[widget] = wanted if wanted in options else options[0]

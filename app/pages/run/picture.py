@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
@@ -19,7 +20,7 @@ from inshrink_app.pages.run.rows import View
 from inshrink_app.pages.run.selection import Selection
 from inshrink_app.theme import CATEGORICAL, MARK, PRIMARY
 from inshrink_app.widgets import fmt, modules
-from inshrink_app.widgets.figures import TOOLBAR, curve, few_ticks, lay_out, log_ticks, steps_axis, title
+from inshrink_app.widgets.figures import TOOLBAR, curve, lay_out, log_ticks, steps_axis, title
 from inshrink_app.widgets.layout import chart, remembered
 from inshrink_app.widgets.modules import Node
 from numpy.typing import NDArray
@@ -168,8 +169,8 @@ def draw_lines(
     figure.update_xaxes(**steps_axis(8))
     every = np.concatenate([values.ravel() for _, _, values in curves])
     ticks = log_ticks(every)
-    few = few_ticks(ticks["tickvals"], ticks["ticktext"], _MAX_TICKS)
-    scale = {} if metric == "bits" else {"type": "log", **few}
+    even = {name: line[:: math.ceil(len(line) / _MAX_TICKS)] for name, line in ticks.items() if line}
+    scale = {} if metric == "bits" else {"type": "log", **even}
     figure.update_yaxes(title=title(fmt.html(METRICS[metric].symbol)), automargin=True, **scale)
     alt = f"{METRICS[metric].label} of {', '.join(labels)} over the steps"
     chart(figure, f"lines.{metric}.{len(curves)}.{n_each}", alt)

@@ -24,7 +24,6 @@ MAX_TICKED = 12
 _SELECTION = "run.selection"
 _STEPS, _TREE, _TICKED, ANSWERED = "run.steps", "run.tree", "run.ticked", "run.answered"
 
-
 _Picked = tuple[int, tuple[int, int] | None, list[int] | None]
 
 

@@ -161,6 +161,8 @@ _FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {
 def show_figures(board: Board) -> None:
     """Draw the figures of the choice, *Undo*, and *Automatic*, which returns the choice to the bound."""
     now, before = board.figures, None
+    if now is None and not board.now.before:
+        return
     if board.now.before and board.is_by_hand:
         before = board.figures_of(board.now.before[-1][0])
     with st.container(horizontal=True, vertical_alignment="center", gap="small"):

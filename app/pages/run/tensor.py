@@ -104,11 +104,8 @@ def _histogram(shown: Subject, seen: Anatomy) -> None:
     tip = "As the archive beside this run has it, or as a codec would store this tensor alone."
     if len(ways) > 1:
         one_of_many("panel", "Stored", "way", ways, _way(shown, seen.step), tip, width=150)
-    chart(
-        histogram_figure(seen),
-        "panel.histogram",
-        f"Histogram of {fmt.count(seen.spec.numel)} values by what became of them, with the levels",
-    )
+    alt = f"Histogram of {fmt.count(seen.spec.numel)} values by what became of them, with the levels"
+    chart(histogram_figure(seen), "panel.histogram", alt)
     st.caption(_levels_text(seen))
 
 
@@ -206,20 +203,11 @@ def histogram_figure(seen: Anatomy) -> go.Figure:
         if part.n == 0:
             continue
         colour, hatch = _PART_LOOKS[part.name]
-        hatching = {"bgcolor": colour, "fgcolor": "#FFFFFF"}
-        figure.add_trace(
-            go.Bar(
-                x=middles.astype(np.float32),
-                y=counts.astype(np.float32),
-                name=part.name,
-                marker={
-                    "color": colour,
-                    "line": {"width": 0},
-                    "pattern": {"shape": hatch, "size": 5, "solidity": 0.3} | hatching,
-                },
-                hovertemplate=f"%{{y:,}} {part.name} values near %{{x:{near}}}<extra></extra>",
-            )
-        )
+        pattern = {"shape": hatch, "size": 5, "solidity": 0.3, "bgcolor": colour, "fgcolor": "#FFFFFF"}
+        look = {"color": colour, "line": {"width": 0}, "pattern": pattern}
+        hover = f"%{{y:,}} {part.name} values near %{{x:{near}}}<extra></extra>"
+        bars = {"x": middles.astype(np.float32), "y": counts.astype(np.float32), "name": part.name}
+        figure.add_trace(go.Bar(**bars, marker=look, hovertemplate=hover))
     top = float(values.counts.sum(axis=0).max(initial=1))
     lines = level_lines(seen)
     if lines.size:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import streamlit as st
@@ -66,14 +67,10 @@ def _place(shown: Subject) -> None:
     strip_place, drawer = (st.container() for _ in range(2))
     with controls:
         look = rows.controls(shown)
+    gathered = functools.cache(lambda: _gather(shown))
     with notices:
         measured, job = _measured(shown, look)  # It starts before the estimates of sizes.
-        board = None
-        if shown.kind == "run" and not shown.n_unread:
-            board = answer(
-                lambda: boards.gather(shown, services.chosen(shown), services.trusted_evaluator(shown))
-            )
-        values = _stable(measured or _unmeasured(shown, look, board, job), shown)
+        values = _stable(measured or _unmeasured(shown, look, gathered, job), shown)
         is_partial = measured is None and bool(_metrics(look))
         found = _valid(chosen.current(values.steps), values)
     ticked = chosen.ticked(str(shown.path))
@@ -88,6 +85,8 @@ def _place(shown: Subject) -> None:
     with below:
         picture.sentence(shown, values, look.level)
         picture.lines(view, ticked)
+    with notices:
+        board = gathered()  # After the map, since the first call imports the codecs and torch.
     requests: Requests = ()
     if board is not None:
         with card:
@@ -103,9 +102,18 @@ def _place(shown: Subject) -> None:
         _drawer(name, view, board, found, requests)
 
 
-def _unmeasured(shown: Subject, look: Look, board: Board | None, job: Job | None) -> Sensitivity:
+def _gather(shown: Subject) -> Board | None:
+    """Return what the card, the strip and the drawer show; None for an archive or a run not read so far."""
+    if shown.kind != "run" or shown.n_unread:
+        return None
+    return answer(lambda: boards.gather(shown, services.chosen(shown), services.trusted_evaluator(shown)))
+
+
+def _unmeasured(
+    shown: Subject, look: Look, gathered: Callable[[], Board | None], job: Job | None
+) -> Sensitivity:
     """Return the table of a map without measurements so far."""
-    if look.colour == "bits" and board is not None:
+    if look.colour == "bits" and (board := gathered()) is not None:
         return _bits(board)
     if look.colour == "error" and (errors := services.compared_errors(shown)) is not None:
         return errors
@@ -195,14 +203,10 @@ def _panel(view: View, found: Selection | None) -> None:
             return
         run = str(view.shown.path)
         is_pinned = found.layer in chosen.ticked(run)
-        pin = ("Unpin", "keep_off", ()) if is_pinned else ("Pin", "keep", (0,))
+        label, icon, places = ("Unpin", "keep_off", ()) if is_pinned else ("Pin", "keep", (0,))
+        tip = "Draws the row as a line under the map (p)."
         actions = (
-            (
-                *pin[:2],
-                "Draws the row as a line under the map (p).",
-                chosen.tick,
-                (run, [found.layer], pin[2]),
-            ),
+            (label, icon, tip, chosen.tick, (run, [found.layer], places)),
             ("Close", "close", "Back to the largest rows.", chosen.select, (None,)),
         )
         with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center"):
