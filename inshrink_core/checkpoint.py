@@ -704,15 +704,15 @@ class Checkpoint(Mapping[str, "Tensor"]):
         -----
         Tensors that an average lacks, such as buffers, are taken from the averaged model.
         """
-        keys = self._chosen_keys(which)
+        keys = self.model_keys(which)
         keys_of_model = set(keys.values())
         specs = [spec for spec in self.specs if spec.key in keys_of_model]
         with self.prefetch(specs):
             tensors = {spec.key: self.source.read(spec) for spec in specs}
         return {name: tensors[key] for name, key in keys.items()}
 
-    def _chosen_keys(self, which: str | None) -> dict[str, str]:
-        """Return keys of tensors, by their names within a model."""
+    def model_keys(self, which: str | None = "") -> dict[str, str]:
+        """Return the keys of the tensors of `state_dict`, by their names there."""
         keys = self._model_keys
         model = {name: model_of(name, self.models) for name in keys}
         if which is None or (not which and "" not in model.values()):

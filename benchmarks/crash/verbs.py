@@ -186,6 +186,7 @@ class LinearEvaluator:
     """An evaluator of this process: the weights on fixed inputs."""
 
     spec = f"{__file__}:evaluate"
+    which = ""
     metric: str | None = "loss"
     direction = Direction.LOWER
 

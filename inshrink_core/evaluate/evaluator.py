@@ -134,7 +134,7 @@ class Evaluator(Closing):
         self.direction = Direction(direction) if direction is not None else None
         self._isolated = isolated
         self._child: _ChildProcess | None = None
-        self._which = ""
+        self.which = ""
 
     def close(self) -> None:
         """End the child; the next evaluation starts a new one."""
@@ -190,7 +190,7 @@ class Evaluator(Closing):
             # Without a call of `close`, the finalizer removes process and directory.
             self._finalizer = weakref.finalize(self, self._child.close, kill=True)
             try:
-                self._which = str(self._receive(self._child, self.timeout).get("which", ""))
+                self.which = str(self._receive(self._child, self.timeout).get("which", ""))
             except BaseException:
                 self._drop_child(kill=True)
                 raise
@@ -220,7 +220,7 @@ class Evaluator(Closing):
         try:
             child = self._running_child()
             if isinstance(state_dict, Checkpoint):
-                state_dict = state_dict.state_dict(self._which)
+                state_dict = state_dict.state_dict(self.which)
             state = child.directory / "state.pt"
             write_state(state_dict, state)
             child.send({"state": str(state), "results": str(child.directory)})
@@ -405,6 +405,10 @@ class StateEvaluator(Protocol):
     @property
     def direction(self) -> Direction | None:
         """Direction of the metric, if given."""
+
+    @property
+    def which(self) -> str:
+        """The model of a checkpoint that is evaluated, known after the first evaluation."""
 
     def evaluate(self, state_dict: Mapping[str, Tensor] | Checkpoint, /) -> Evaluation:
         """Return the evaluation of a state."""

@@ -27,7 +27,15 @@ from inshrink_core.frame import FrameInfo
 from inshrink_core.metrics import Direction, worse_by
 from inshrink_core.search.bounds import FIGURES, BoundCheck, Bounds, Figures
 from inshrink_core.search.measure import frame_overhead, restored_from, step_ratio
-from inshrink_core.search.space import Cube, CubePoint, Line, Settings, space_of, with_settings
+from inshrink_core.search.space import (
+    Cube,
+    CubePoint,
+    Line,
+    Settings,
+    keeping_unjudged,
+    space_of,
+    with_settings,
+)
 from inshrink_core.search.trials import BoundEvaluator, Measurer, OnTrial, Trial, TriedFrame, model_digests
 from inshrink_core.search.walk import Outcome, Walk, follow_line, walk_cube, walk_line
 
@@ -258,7 +266,7 @@ class BoundedWriter:
         # State after the last decoded frame, so that decoding the next frame does not need the earlier ones.
         self._view: Archive | None = None
         self._figures = Figures()
-        self._step, self._peak = 0, 0.0
+        self._step, self._peak, self._is_split = 0, 0.0, False
         self._bounds: Bounds | None = None
         self._steps: dict[int, StepQuality] = {}
         self.appended: Appended | None = None
@@ -273,7 +281,7 @@ class BoundedWriter:
         ConfigError
             The codec has nothing to search.
         """
-        self._step = checkpoint.step
+        self._step, self._is_split = checkpoint.step, chain is not None and chain.split is not None
         if self._space is None:
             layers = {spec.layer for spec in checkpoint.specs if spec.role in MODEL_ROLES}
             if chain is not None:
@@ -293,6 +301,9 @@ class BoundedWriter:
         """
         if self._bounds is None:
             self._bounds = self.evaluator.bounds(self._step)
+            first = self._originals(self._step)
+            if first is not None and self._space is not None and not self._is_split:
+                self._base = keeping_unjudged(self._base, self._space, first, self.evaluator.which)
         return self._bounds
 
     @property

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
 from inshrink_core.chain import ChainConfig
-from inshrink_core.chain.config import apply_settings
-from inshrink_core.checkpoint import LayerType
+from inshrink_core.chain.config import Override, apply_settings, assignments
+from inshrink_core.checkpoint import MODEL_ROLES, Checkpoint, LayerType
 from inshrink_core.codec import AnyCodec, Switch, Tunable, codec_names, get_codec
 from inshrink_core.errors import ConfigError
 
@@ -22,6 +22,32 @@ Settings = Mapping[str, Any]
 def with_settings(base: ChainConfig, settings: Settings) -> ChainConfig:
     """Return a chain config with a candidate's settings on top of the base's, whose overrides stay."""
     return replace(base, config=apply_settings(base.config, settings))
+
+
+def keeping_unjudged(
+    base: ChainConfig, space: Cube | Line, checkpoint: Checkpoint, which: str
+) -> ChainConfig:
+    """Return a chain config whose settings no candidate replaces for models that are not evaluated.
+
+    A bound on the evaluated model says nothing about another one: at errors that hardly change a model, its
+    moving average may fail.
+
+    Parameters
+    ----------
+    base, space
+        The configuration, and the search space.
+    checkpoint, which
+        A checkpoint of the run, and the evaluated model as in `Checkpoint.state_dict`.
+    """
+    twins = {} if which else checkpoint.twins
+    judged = {key for name, key in checkpoint.model_keys(which).items() if name not in twins}
+    specs = [spec for spec in base.members(checkpoint.specs) if spec.role in MODEL_ROLES]
+    settings = {name: getattr(base.config, name) for name in space.levels(1)[0]}
+    kept = assignments(specs, {spec.key: spec.key not in judged for spec in specs}, False, ())
+    known = {(override.match, override.layer_type) for override in base.overrides}
+    added = (Override(**table, settings=settings) for table in kept)
+    missing = (override for override in added if (override.match, override.layer_type) not in known)
+    return replace(base, overrides=(*missing, *base.overrides))
 
 
 Point = TypeVar("Point", bound=Hashable)

@@ -86,6 +86,11 @@ class BoundEvaluator(Closing):
         """Digest of the evaluator: its source, function, metric and direction."""
         return evaluator_digest(self._evaluator)
 
+    @property
+    def which(self) -> str:
+        """The model of a checkpoint that is evaluated, known after the first evaluation."""
+        return self._evaluator.which
+
     def bounds(self, step: int) -> Bounds:
         """Return the bounds, completed by the evaluator's result for a step's original.
 

@@ -59,6 +59,9 @@ class ModelEvaluator:
     the model.
     """
 
+    which = ""
+    """A checkpoint's main model is evaluated."""
+
     def __init__(
         self,
         model: nn.Module,

@@ -12,6 +12,7 @@ from tests.runs import batch, model
 class InProcess:
     """Loss and predictions of `tests.runs.model`, and how often it was asked."""
 
+    which = ""
     metric: str | None = "loss"
     direction: Direction | None = Direction.LOWER
 
