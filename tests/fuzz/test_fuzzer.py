@@ -19,6 +19,8 @@ from inshrink_core.codecs.lossless import LosslessCodec
 from inshrink_core.formats.source import FileSource
 from tests.fuzz.planted import Planted
 
+pytestmark = pytest.mark.attack
+
 N_CASES = 150
 N_HANGING = 40
 
