@@ -94,7 +94,8 @@ screenshots: $(STAMP)  ## Take the screenshots of README and docs from the runni
 
 docs: $(STAMP)  ## Build the documentation site into build/site, every warning an error; run what its pages say
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
-	$(BIN)/python -m pytest --quiet --numprocesses 2 -m documentation tests/docs
+	$(BIN)/python -m pytest --quiet --numprocesses 2 -m documentation \
+		tests/docs tests/*/test_*_guide.py tests/verbs/test_parts.py
 
 reference: $(STAMP)  ## Write the derived parts of docs and the schema of JSON documents anew
 	$(BIN)/python -m benchmarks.reference
