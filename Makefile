@@ -9,7 +9,7 @@ WORKERS ?= 3
 SECONDS ?= 60
 SEED ?= 1
 LEVELS ?= --all
-UNIT := "not browser and not documentation and not integration"
+UNIT := "not attack and not browser and not documentation and not integration"
 # Hundreds of processes that tests start import compiled files, whatever the environment says.
 export PYTHONDONTWRITEBYTECODE :=
 
@@ -66,9 +66,11 @@ test-integrations: wheel  ## Test the adapters with the real libraries, installe
 		$(INTEGRATIONS)/bin/pytest -o pythonpath= -m integration tests/integrations
 
 fuzz: $(STAMP)  ## Attack archives, inputs and decoders for a minute
+	$(BIN)/python -m pytest -q -m attack tests/fuzz
 	$(BIN)/python -m benchmarks.fuzz $(SECONDS) --seed $(SEED)
 
 crash: $(STAMP)  ## Kill every verb at random system calls, fail its writes, cut its power; SCHEDULES=100000 of parts
+	$(BIN)/python -m pytest -q -m attack tests/crash
 	$(BIN)/python -m benchmarks.crash $(SECONDS)
 	$(if $(SCHEDULES),$(BIN)/python -m benchmarks.crash --schedules $(SCHEDULES))
 
@@ -92,7 +94,8 @@ screenshots: $(STAMP)  ## Take the screenshots of README and docs from the runni
 
 docs: $(STAMP)  ## Build the documentation site into build/site, every warning an error; run what its pages say
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
-	$(BIN)/python -m pytest --quiet --numprocesses 2 -m documentation tests/docs
+	$(BIN)/python -m pytest --quiet --numprocesses 2 -m documentation \
+		tests/docs tests/*/test_*_guide.py tests/verbs/test_parts.py
 
 reference: $(STAMP)  ## Write the derived parts of docs and the schema of JSON documents anew
 	$(BIN)/python -m benchmarks.reference

@@ -75,8 +75,7 @@ def test_an_empty_archive_says_how_to_fill_it(root):
 
 
 @pytest.mark.parametrize("how", ["gone", "one", "cut"])
-def test_a_run_whose_files_vanish_or_change_while_it_is_open_is_told_of(root, how):
-    run = write_run(root / "run")
+def test_a_run_whose_files_vanish_or_change_while_it_is_open_is_told_of(run, how):
     first, *_, last = sorted(run.iterdir())
     app = explorer("run", run=str(run))
     if how == "gone":
@@ -89,7 +88,8 @@ def test_a_run_whose_files_vanish_or_change_while_it_is_open_is_told_of(root, ho
     assert told[how] in texts(app.run()).replace("\u00a0", " ")
 
 
-def test_two_tabs_show_two_runs_and_neither_follows_the_other(root):
+def test_two_tabs_show_two_runs_and_neither_follows_the_other(root, jobs):
+    jobs.answers["sensitivity"] = sensitivity_table()
     tabs = [explorer("run", run=str(write_run(root / name))) for name in ("one", "two")]
     tabs[1].query_params.clear()
     visit(tabs[1], "archives").run()
@@ -100,7 +100,8 @@ def test_two_tabs_show_two_runs_and_neither_follows_the_other(root):
             assert tab.query_params["run"] == str(root / name)
 
 
-def test_names_from_disk_are_shown_as_text(root):
+def test_names_from_disk_are_shown_as_text(root, jobs):
+    jobs.answers["sensitivity"] = sensitivity_table()
     name = "**b** [x](javascript:1) <i>"
     write_run(root / name)
     app = explorer("run", run=str(root / name))

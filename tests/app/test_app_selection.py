@@ -69,6 +69,3 @@ def test_names_may_be_anything():
         rows = rows_at(names, (), level)
         assert sorted(i for row in rows for i in row.members) == list(range(len(names)))
         assert len(labels(outline(names, level, opened=names))) < 100
-
-
-# Changes

@@ -6,12 +6,15 @@ import shutil
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.processes import ran
 
 ROOT = Path(__file__).resolve().parents[2]
 LIST = 'NAMES = (\n    "open",\n'
 
 
+@pytest.mark.documentation
 def test_the_guides_page_passes_the_guides_test_in_a_copy_of_the_explorer(tmp_path):
     folder = tmp_path / "copy"
     shutil.copytree(ROOT / "app", folder / "app", ignore=shutil.ignore_patterns("__pycache__"))

@@ -27,6 +27,7 @@ def package(tmp_path_factory):
     return install("codec", tmp_path_factory.mktemp("installed"), "inshrink_cut.py", "test_cut.py")
 
 
+@pytest.mark.documentation
 def test_the_codec_of_the_guide_archives_a_run_that_is_refused_where_it_is_not_installed(package, tmp_path):
     done = python(package, "-c", USE, str(tmp_path))
     assert done.returncode == 0, done.stderr
@@ -36,5 +37,6 @@ def test_the_codec_of_the_guide_archives_a_run_that_is_refused_where_it_is_not_i
     assert "no installed codec reads the bitstream 'cut/1'" in done.stderr
 
 
+@pytest.mark.documentation
 def test_the_codec_of_the_guide_keeps_the_laws(package):
     assert "passed" in keeps_its_suite(package, "test_cut.py")

@@ -31,9 +31,10 @@ def run(*words):
     return ran(sys.executable, "-m", "benchmarks.crash", *words, cwd=ROOT, timeout=280)
 
 
+@pytest.mark.attack
 @compiled
-def test_some_cases_of_every_verb_and_mode_find_nothing():
-    done = run("--cases", "1", "--seed", "7")
+def test_a_case_of_every_verb_killed_and_without_power_finds_nothing():
+    done = run("--cases", "1", "--seed", "7", "--mode", "both", "--mode", "kill")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
     rows = [line.split() for line in done.stdout.splitlines()[1:-1]]
@@ -41,6 +42,7 @@ def test_some_cases_of_every_verb_and_mode_find_nothing():
     assert all(row[3] == "1" and set(row[4:]) == {"0"} for row in rows), done.stdout
 
 
+@pytest.mark.attack
 @compiled
 def test_every_planted_defect_is_found():
     done = run("--prove")
@@ -107,6 +109,7 @@ BUGS = {
 }
 
 
+@pytest.mark.attack
 @pytest.mark.parametrize("bug", BUGS)
 def test_schedules_find_a_protocol_that_is_wrong_and_leave_nothing_patched(bug):
     where, name, made = BUGS[bug]

@@ -20,6 +20,7 @@ from inshrink_core.errors import (
     UnsafePickleError,
 )
 from inshrink_core.execution.engines import ENGINES, Task, Work
+from tests.processes import until
 
 ROOT = Path(__file__).parents[2]
 PROCESSES = ENGINES["processes"]
@@ -83,16 +84,9 @@ def test_workers_end_when_the_process_that_started_them_is_killed(tmp_path):
     asked = f"PROCESSES(work('sleep', [{str(tmp_path)!r}] * 2))"
     script = f"from tests.execution.test_engines import PROCESSES, work; {asked}"
     with subprocess.Popen([sys.executable, "-c", script], cwd=ROOT) as started:
-        wait_until(lambda: len(list(tmp_path.iterdir())) == 2)
+        until(lambda: len(list(tmp_path.iterdir())) == 2)
         started.kill()
-    wait_until(lambda: all(file.suffix == ".tidy" for file in tmp_path.iterdir()))
-
-
-def wait_until(condition):
-    until = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.02)
+    until(lambda: all(file.suffix == ".tidy" for file in tmp_path.iterdir()))
 
 
 def test_every_error_comes_back_from_a_worker_as_it_was():

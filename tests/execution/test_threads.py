@@ -8,6 +8,7 @@ import time
 import pytest
 
 from inshrink_core.execution.threads import ordered_map, without_collection
+from tests.processes import until
 
 
 @pytest.mark.parametrize("threads", [1, 2, 4])
@@ -62,9 +63,7 @@ def test_beside_a_heavy_item_as_many_light_ones_are_computed_as_weigh_the_same()
     results = ordered_map(wait_if_heavy, iter(items), threads=2, weight=lambda item: item)
     first = threading.Thread(target=lambda: done.append(next(results)))
     first.start()
-    deadline = time.monotonic() + 5
-    while len(done) < 11 and time.monotonic() < deadline:
-        time.sleep(0.005)
+    until(lambda: len(done) >= 11)
     assert done == [1] * 11
     release.set()
     first.join()

@@ -8,7 +8,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import inshrink_core
 from inshrink_core.checkpoint import TensorRole, twins
@@ -47,20 +46,10 @@ SHADOW = [value.detach() for value in AVERAGE.parameters()]
 N_PARAMETERS = sum(value.numel() for value in MODEL.parameters())
 
 
-def wrapped():
-    """Return the state of PyTorch's own average."""
-    average = AveragedModel(MODEL, multi_avg_fn=get_ema_multi_avg_fn(0.9))
-    average.update_parameters(AVERAGE)
-    average.update_parameters(AVERAGE)
-    average.module.load_state_dict(EMA)
-    return average.state_dict()
-
-
 AVERAGES = {
     "ema": {"model": STATE, "ema": EMA},
     "a network of any name": {"network": STATE, "network_ema": EMA},
     "state dict in the average": {"model": STATE, "ema": {"state_dict": EMA, "decay": 0.9}},
-    "AveragedModel": {"model": STATE, "averaged_model": wrapped()},
     "EMAModel of diffusers": {"model": STATE, "ema": {"decay": 0.9, "shadow_params": SHADOW}},
     "torch_ema": {
         "model": STATE,
@@ -116,10 +105,6 @@ SEVERAL = {
     "actor and critic": (
         {"actor": {"state_dict": STATE}, "critic": {"state_dict": SECOND}},
         {"actor": STATE, "critic": SECOND},
-    ),
-    "teacher and student": (
-        {"student": STATE, "teacher": EMA},
-        {"student": STATE, "teacher": EMA, "average": EMA},
     ),
     "a list": ({"models": [STATE, SECOND]}, {"models.0": STATE, "models.1": SECOND}),
     "models by name": ({"models": {"G": STATE, "D": SECOND}}, {"models.G": STATE, "models.D": SECOND}),
@@ -251,10 +236,7 @@ def save_model(folder, state, name="model.safetensors"):
     (folder / "config.json").write_text("{}")
 
 
-DIFFUSION = "diffusion_pytorch_model.safetensors"
 FOLDERS = {
-    "diffusers": ({f"unet/{DIFFUSION}": STATE, f"unet_ema/{DIFFUSION}": EMA}, {"": STATE, "average": EMA}),
-    "a transformer": ({f"transformer/{DIFFUSION}": STATE}, {"": STATE}),
     "adapters of PEFT": (
         {"policy/adapter_model.safetensors": STATE, "reward/adapter_model.safetensors": SECOND},
         {"policy": STATE, "reward": SECOND},

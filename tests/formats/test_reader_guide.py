@@ -15,10 +15,12 @@ def site(tmp_path_factory):
     return install("reader", tmp_path_factory.mktemp("site"), "raw_layout.py", "test_raw_layout.py")
 
 
+@pytest.mark.documentation
 def test_the_guides_reader_keeps_the_suite(site):
     assert "7 passed" in keeps_its_suite(site, "test_raw_layout.py")
 
 
+@pytest.mark.documentation
 def test_the_guides_runs_are_compressed_and_restored(site, tmp_path):
     for step in (1, 2):
         folder = tmp_path / "run" / f"step-{step}"

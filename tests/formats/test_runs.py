@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import sys
 import time
 from pathlib import Path
@@ -274,19 +273,6 @@ def run(tmp_path):
     for epoch in (1, 2, 3):
         save(tmp_path / f"epoch_{epoch}.pth", epoch)
     return tmp_path
-
-
-def test_restored_copies_below_the_run_are_no_steps(run):
-    for epoch in (1, 2):
-        save(run / "restored" / f"epoch_{epoch}.pth", 10 + epoch)
-    shutil.copy(run / "epoch_3.pth", run / "restored" / "epoch_3.pth")
-    assert open_run(run).steps == (1, 2, 3)
-    found = fates(run)
-    assert [found[f"restored/epoch_{epoch}.pth"] for epoch in (1, 2, 3)] == [
-        "branch",
-        "branch",
-        "duplicate",
-    ]
 
 
 @pytest.mark.parametrize("folder", ["a/b/c/d/e", "epoch=4-val", "lightning_logs/version_0/checkpoints", ""])

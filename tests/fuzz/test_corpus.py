@@ -7,19 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.fuzz import scratch
 from benchmarks.fuzz.campaign import limits_of, warm_up
 from benchmarks.fuzz.judging import Limits, judge_alone
 from benchmarks.fuzz.targets import named
 
 CORPUS = Path(__file__).parent / "corpus"
 INPUTS = sorted(path for path in CORPUS.rglob("*") if path.is_file() and path.name != "README.md")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _scratch():
-    yield
-    scratch.remove()
 
 
 @pytest.mark.parametrize("path", INPUTS, ids=lambda path: path.relative_to(CORPUS).as_posix())

@@ -7,7 +7,7 @@ from unittest import mock
 import pytest
 
 from benchmarks.fuzz import __main__ as program
-from benchmarks.fuzz import runs, scratch
+from benchmarks.fuzz import runs
 from benchmarks.fuzz.archive_mutants import beheaded
 from benchmarks.fuzz.archive_target import ArchiveTarget
 from benchmarks.fuzz.campaign import Fuzzer, limits_of
@@ -19,16 +19,12 @@ from inshrink_core.codecs.lossless import LosslessCodec
 from inshrink_core.formats.source import FileSource
 from tests.fuzz.planted import Planted
 
+pytestmark = pytest.mark.attack
+
 N_CASES = 150
 N_HANGING = 40
 
 LIMITS = Limits(cpu_seconds=1.0, wall_seconds=2.0)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _scratch():
-    yield
-    scratch.remove()
 
 
 def _attacked(target, cases, limits=LIMITS):

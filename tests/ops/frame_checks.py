@@ -15,7 +15,7 @@ from tests.strategies import normal
 
 def write_run(folder):
     """Write two checkpoints of an embedding and a projection; small, because Triton's interpreter is slow."""
-    model = nn.ModuleDict({"wte": nn.Embedding(6, 8), "ln": nn.LayerNorm(8), "attn": nn.Linear(8, 12)})
+    model = nn.ModuleDict({"wte": nn.Embedding(4, 8), "ln": nn.LayerNorm(8), "attn": nn.Linear(8, 12)})
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for step in (1, 2, 3, 4):
         for number, parameter in enumerate(model.parameters()):

@@ -44,7 +44,9 @@ def check_back_ends_agree(device):
         of_columns, of_rows = factors_of(uneven(n)), factors_of(uneven(rows))
         starts = ((None, NEAREST), (base, NEAREST), (base, 900))
         cases = list(itertools.product(starts, (None, of_rows)))
-        for (start, grade), down in cases[:: len(cases) - 1] if slow and n > 32 else cases:
+        if slow:  # one half of the cases for each size
+            cases = cases[:: len(cases) - 1] if n > 32 else cases[1:-1]
+        for (start, grade), down in cases:
             arguments = (values, start, integers, LATTICE, grade, of_columns, down)
             expected = changes_by(force_backend(Backend.REFERENCE), "cpu", *arguments)
             found = changes_by(kernels(), device, *arguments)

@@ -66,18 +66,15 @@ def test_processes_that_start_together_compile_a_kernel_once(run):
     assert sorted(run(0, "first", 2)) == [(3, 0), (3, 1)]
 
 
-def test_machine_code_is_taken_in_the_place_of_compiling_but_not_that_of_other_sources(run, tmp_path):
-    assert run(0, "first", INSHRINK_WRITE_KERNELS="1") == (3, 1)
+def test_machine_code_is_taken_unless_it_is_of_another_source_or_processor(run, tmp_path):
+    here, elsewhere = ({"NUMBA_CPU_NAME": name, "NUMBA_CPU_FEATURES": ""} for name in ("x86-64", "x86-64-v2"))
+    assert run(0, "first", INSHRINK_WRITE_KERNELS="1", **here) == (3, 1)
     made = sorted((tmp_path / "ops" / "machine").rglob("*.nb?"))
     assert len(made) == 2
-    assert run(0, "second") == (3, 0)
-    assert run(7, "third") == (10, 1), "the source is another one"
+    assert run(0, "second", **here) == (3, 0)
+    assert run(0, "third", **elsewhere) == (3, 1), "the processor is another one"
+    assert run(7, "fourth", **here) == (10, 1), "the source is another one"
     assert sorted((tmp_path / "ops" / "machine").rglob("*.nb?")) == made
-
-
-def test_machine_code_of_another_processor_is_not_taken(run):
-    run(0, "first", INSHRINK_WRITE_KERNELS="1", NUMBA_CPU_NAME="x86-64", NUMBA_CPU_FEATURES="")
-    assert run(0, "second", NUMBA_CPU_NAME="x86-64-v2", NUMBA_CPU_FEATURES="") == (3, 1)
 
 
 def test_compiling_is_told_once_a_second_has_passed_and_never_again(monkeypatch, caplog):

@@ -7,7 +7,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.cluster import KMeans
 
 from inshrink_core.ops.quantize import histogram16
 from inshrink_core.quantization.codebook import (
@@ -65,6 +64,8 @@ def test_exact_fit_of_nothing_is_empty():
 
 
 def test_exact_fit_is_precise_for_values_far_from_zero():
+    from sklearn.cluster import KMeans  # takes seconds to import
+
     x = 1000 + torch.arange(64, dtype=torch.float32) * 8
     histogram = histogram_of(x)
     model = KMeans(4, n_init=5, random_state=0).fit(histogram.values[:, None])

@@ -416,6 +416,7 @@ echo 1
 """
 
 
+@pytest.mark.documentation
 def test_the_documented_job_of_slurm_compresses_and_commits(tmp_path, run):
     for block in blocks("docs/parts.md"):
         if block.title is not None:

@@ -19,6 +19,7 @@ def inshrink(package, *words):
     return python(package, "-m", "inshrink_core.cli", *words)
 
 
+@pytest.mark.documentation
 def test_the_verb_of_the_guide_is_one_of_the_command_line(package):
     assert "Show which tensors have zeros." in inshrink(package, "--help").stdout
     shown = " ".join(inshrink(package, "zeros", "--help").stdout.split())
@@ -32,6 +33,7 @@ def test_the_verb_of_the_guide_is_one_of_the_command_line(package):
     assert (wrong.returncode, json.loads(wrong.stdout)["error"]["remedy"]) == (2, "name one that is there")
 
 
+@pytest.mark.documentation
 def test_the_verb_of_the_guide_is_a_function(package):
     code = blocks("verb", "python")[1].replace("runs/digits", RUN)
     done = python(package, "-c", code)
