@@ -148,8 +148,8 @@ class ArchiveWriter(Closing):
             storage.delete(path)
         files = [file for frame in self._manifest.frames for file in frame.files if file.offset is None]
         storage.trust({file.path: file.digest for file in files})
-        overlaid = OverlaidStorage(storage, self._contents)
-        self.reader: ArchiveReader = ArchiveReader(overlaid, lambda catalog: self._group)
+        readable = OverlaidStorage(storage, self._contents) if self._grouped else storage
+        self.reader: ArchiveReader = ArchiveReader(readable, lambda catalog: self._group)
 
     def _repaired(self, catalog: Catalog) -> Manifest:
         """Return the manifest with the unlisted whole frames added, digests computed from their files."""
