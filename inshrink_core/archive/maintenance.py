@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import operator
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Final
@@ -284,14 +283,14 @@ def _write(reader: ArchiveReader, file: Creation, counter: Counter) -> int:
     header = pack_header()
     file.write(header)
     end = len(header)
-    for frame in reader.frames:
-        place, digests = segment.separate(frame), []
-        for part, at in zip(frame.files, place.files, strict=True):
+    for frame in _live(reader):
+        frames.append(segment.separate(frame))
+        for part, at in zip(frame.files, frames[-1].files, strict=True):
             files.append(PackedFile(at.path, align_file(end), part.nbytes))
             file.write(bytes(files[-1].offset - end))
-            digests.append(_copy(reader, frame, part, file, counter))
+            for chunk in _verified(reader, frame, part, counter):
+                file.write(chunk)
             end = files[-1].offset + part.nbytes
-        frames.append(segment.with_digests(place, digests))
     content = replace(_manifest(reader, frames), tombstones=()).pack()
     begin = align_file(end)
     files.append(PackedFile(MANIFEST_NAME, begin, len(content)))
@@ -309,26 +308,28 @@ def _counter(reader: ArchiveReader, progress: OnProgress | None, stage: str) -> 
     return Counter(progress, stage, sum(frame.nbytes for frame in reader.frames))
 
 
-def _copy(
-    reader: ArchiveReader, frame: FrameInfo, part: FramePart, file: Creation, counter: Counter
-) -> bytes:
-    """Copy a file of a frame and return its SHA-256, verified if the manifest lists the frame."""
+def _live(reader: ArchiveReader) -> list[FrameInfo]:
+    """Return the live frames, with the digests of those that the manifest does not list."""
+    return [segment.with_digests(reader.storage, frame) for frame in reader.frames]
+
+
+def _verified(reader: ArchiveReader, frame: FrameInfo, part: FramePart, counter: Counter) -> Iterator[bytes]:
+    """Yield the bytes of a file of a frame, and verify their SHA-256 at the end."""
     digest, nbytes = hashlib.sha256(), 0
     for chunk in segment.frame_chunks(reader.storage, part):
-        file.write(chunk)
+        yield chunk
         digest.update(chunk)
         nbytes += len(chunk)
         counter.add(len(chunk), frame.step)
     where = f"{reader.path}, {part.path}"
     if nbytes != part.nbytes:
         raise DamagedError(f"the frame of step {frame.step} ends early", where=where)
-    if part.digest not in (b"", digest.digest()):
+    if part.digest != digest.digest():
         raise DamagedError(
             f"the frame of step {frame.step} is damaged: its SHA-256 is not the one in the manifest",
             where=where,
             remedy="`inshrink verify` says what is wrong; restore the frame from a backup",
         )
-    return digest.digest()
 
 
 def unpack_archive(
@@ -370,22 +371,17 @@ def unpack_archive(
 def _write_folder(reader: ArchiveReader, storage: Storage, made: list[str], counter: Counter) -> None:
     """Write the frames, then the manifest; append the paths of written files to `made`."""
     frames: list[FrameInfo] = []
-    are_many = len(reader.frames) > segment.MAX_SMALL_FILES
-    for batch in segment.batches(reader.frames) if are_many else zip(reader.frames):
+    live = _live(reader)
+    for batch in segment.batches(live) if len(live) > segment.MAX_SMALL_FILES else zip(live):
         places = segment.placed(batch, batch[-1].generation)
-        rows = [
-            (at.path, frame, part)
-            for frame, place in zip(batch, places, strict=True)
-            for part, at in zip(frame.files, place.files, strict=True)
-        ]
-        digests: list[bytes] = []
-        for path, members in itertools.groupby(rows, key=operator.itemgetter(0)):
-            with storage.create(path) as file:
-                digests += [_copy(reader, frame, part, file, counter) for _, frame, part in members]
-                file.commit()
+        contents: dict[str, list[Iterator[bytes]]] = {}
+        for frame, place in zip(batch, places, strict=True):
+            for part, at in zip(frame.files, place.files, strict=True):
+                contents.setdefault(at.path, []).append(_verified(reader, frame, part, counter))
+        for path, chunks in contents.items():
+            segment.write_file(storage, path, itertools.chain.from_iterable(chunks))
             made.append(path)
-        each = iter(digests)
-        frames += [segment.with_digests(place, each) for place in places]
+        frames += places
     if made:
         storage.sync(layout.FRAME_FOLDER)
     storage.replace(MANIFEST_NAME, _manifest(reader, frames).pack(), None)

@@ -54,8 +54,8 @@ def placed(batch: Sequence[FrameInfo], number: int) -> tuple[FrameInfo, ...]:
     return tuple(frame.at(path, offset) for frame, offset in zip(batch, offsets, strict=False))
 
 
-def write_together(storage: Storage, batch: Sequence[FrameInfo], contents: Iterable[bytes]) -> None:
-    """Write frames one after another into the new file that they name.
+def write_file(storage: Storage, path: str, contents: Iterable[bytes]) -> None:
+    """Write a new file of one or several frames.
 
     The file name is not durable yet (`Storage.sync`). After an error the file does not exist.
 
@@ -64,7 +64,6 @@ def write_together(storage: Storage, batch: Sequence[FrameInfo], contents: Itera
     FileExistsError
         Another writer has written the file.
     """
-    path = batch[0].path
     try:
         with storage.create(path) as file:
             for content in contents:
@@ -106,8 +105,8 @@ def gathered(storage: Storage, manifest: Manifest, files: Iterable[Sequence[Fram
             if len(batch) == 1 and batch[0].offset is None:
                 continue
             members = placed(batch, manifest.next_generation)
-            contents = (b"".join(frame_chunks(storage, frame.files[0])) for frame in batch)
-            write_together(storage, members, contents)
+            chunks = (chunk for frame in batch for chunk in frame_chunks(storage, frame.files[0]))
+            write_file(storage, members[0].path, chunks)
             made.append(members[0].path)
             manifest = manifest.with_places(members)
         if made:
@@ -142,7 +141,8 @@ def is_intact(storage: Storage, frame: FrameInfo) -> bool:
         return False
 
 
-def with_digests(frame: FrameInfo, digests: Iterable[bytes]) -> FrameInfo:
-    """Return a frame with the digest of each of its files, taken from the beginning of `digests`."""
-    files = zip(frame.files, digests, strict=False)
-    return replace(frame, files=tuple(replace(file, digest=digest) for file, digest in files))
+def with_digests(storage: Storage, frame: FrameInfo) -> FrameInfo:
+    """Return a frame with the digest of each of its files; unknown ones are computed."""
+    known = (part.digest or frame_digest(storage, part) for part in frame.files)
+    files = (replace(part, digest=digest) for part, digest in zip(frame.files, known, strict=True))
+    return replace(frame, files=tuple(files))

@@ -148,15 +148,14 @@ class ArchiveWriter(Closing):
             storage.delete(path)
         files = [file for frame in self._manifest.frames for file in frame.files if file.offset is None]
         storage.trust({file.path: file.digest for file in files})
-        overlaid = OverlaidStorage(storage, self._contents)
-        self.reader: ArchiveReader = ArchiveReader(overlaid, lambda catalog: self._group)
+        readable = OverlaidStorage(storage, self._contents) if self._grouped else storage
+        self.reader: ArchiveReader = ArchiveReader(readable, lambda catalog: self._group)
 
     def _repaired(self, catalog: Catalog) -> Manifest:
         """Return the manifest with the unlisted whole frames added, digests computed from their files."""
         manifest = catalog.manifest.with_places(catalog.moved)
         for frame in catalog.unlisted:
-            digests = [segment.frame_digest(self.storage, part) for part in frame.files]
-            manifest = manifest.with_frame(segment.with_digests(frame, digests))
+            manifest = manifest.with_frame(segment.with_digests(self.storage, frame))
         return replace(manifest, next_generation=catalog.next_generation)
 
     def _settled(self, catalog: Catalog, pending: str) -> Catalog:
@@ -308,10 +307,10 @@ class ArchiveWriter(Closing):
             return
         contents = [self._contents[frame.path] for frame in self._group]
         frames = segment.placed(self._group, self._group[-1].generation)
-        manifest = self.manifest.with_places(frames)
-        commit = partial(segment.write_together, self.storage, frames, contents)
+        manifest, path = self.manifest.with_places(frames), frames[0].path
+        commit = partial(segment.write_file, self.storage, path, contents)
         with storage_errors("the frames cannot be committed", self.storage.name):
-            self._list(manifest, frames[0].paths, commit)
+            self._list(manifest, [path], commit)
 
     def _leave_group(self) -> None:
         if self._group:

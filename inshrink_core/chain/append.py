@@ -34,7 +34,6 @@ from inshrink_core.chain.meta import (
     spec_of,
 )
 from inshrink_core.chain.parts import Shards, Split, box_of, memory_of
-from inshrink_core.chain.sizes import frame_size
 from inshrink_core.checkpoint import Checkpoint, TensorSource, TensorSpec
 from inshrink_core.codec import FALLBACK_CODEC, TensorReference, get_codec
 from inshrink_core.errors import NotFoundError
@@ -148,14 +147,16 @@ class ChainWriter:
         known = {frame.frame_id: frame for frame in writer.reader.frames}
         self._restored_from = restored or known.get(self._meta.get("restored", b""))
         self._restored: dict[str, Tensor] = {}
-        self._since_keyframe: int | None = None
-        self._keyframe_rate = 1.0
 
     @property
     def keyframe_is_due(self) -> bool:
         """Whether the keyframe policy requires the next frame to be a keyframe."""
-        self._load_parent()
-        return self.parent is None or (self._since_keyframe or 0) + 1 >= self.config.keyframe_every
+        return self.parent is None or len(self._chain) >= self.config.keyframe_every
+
+    @property
+    def _chain(self) -> tuple[FrameInfo, ...]:
+        """The frames from the last keyframe to the parent."""
+        return () if self.parent is None else self.archive.reader.chain(self.parent.frame_id)
 
     def state(self, *, keyframe: bool, specs: Iterable[TensorSpec] = ()) -> ChainState:
         """Return the chain state for encoding the next frame.
@@ -259,8 +260,7 @@ class ChainWriter:
         if keyframe is None and self.split is not None:
             keyframe = self.keyframe_is_due
         if not (self.keyframe_is_due if keyframe is None or self.parent is None else keyframe):
-            self._load_parent()
-            worthwhile = int(WORTHWHILE * self._keyframe_rate * stored.raw_bytes())
+            worthwhile = int(WORTHWHILE * self._keyframe_rate() * stored.raw_bytes())
             appended = write(FrameKind.DELTA, math.inf if keyframe is False else worthwhile, done)
             if appended is not None:
                 return appended
@@ -269,6 +269,18 @@ class ChainWriter:
         if appended is None:
             raise RuntimeError("a frame without a limit was not committed")
         return appended
+
+    def _keyframe_rate(self) -> float:
+        """Return the last keyframe's bytes for each raw byte, the limit for deltas.
+
+        A keyframe encoded against a base model does not predict the size of another keyframe.
+        """
+        keyframe = self._chain[0]
+        if self.archive.base_of(keyframe) is not None:
+            return 1.0
+        entries = self.archive.frame(keyframe).tensors
+        raw_bytes = sum(spec_of(entry).nbytes for entry in entries)
+        return sum(entry.nbytes for entry in entries) / max(1, raw_bytes)
 
     def _load_parent(self) -> None:
         """Load the parent's state from the archive, unless this writer wrote the parent."""
@@ -279,11 +291,6 @@ class ChainWriter:
         if self.parent is None:
             return
         archive = self.archive
-        chain = archive.reader.chain(self.parent.frame_id)
-        keyframe = frame_size(archive, chain[0])
-        self._since_keyframe = len(chain) - 1
-        nbytes = sum(row.nbytes for row in keyframe.tensors)
-        self._keyframe_rate = _rate_of(nbytes, keyframe.raw_total, based=keyframe.base is not None)
         frame, where = archive.frame(self.parent), archive.where(self.parent)
         for entry in frame.attached if self._part == 0 else ():
             attachments[entry.key] = archive.attachment(self.parent, entry.key)
@@ -395,11 +402,6 @@ class ChainWriter:
             always = {*record, "memory", QUALITY, ORIGINALS}
             meta = {k: v for k, v in entries.items() if v or (k in always and v is not None)}
             info = frame.commit(meta)
-        if delta:
-            self._since_keyframe = (self._since_keyframe or 0) + 1
-        else:
-            self._since_keyframe = 0
-            self._keyframe_rate = _rate_of(nbytes, stored.raw_bytes(), based=bool(based))
         self.parent, self._meta, self._references, self._attachments = info, meta, references, attachments
         self.unchanged, self.metrics = frozenset(), {}
         as_prepared = prepared is not None and plan is prepared.plan
@@ -409,11 +411,3 @@ class ChainWriter:
 def _is_recalled(spec: TensorSpec, bitstream: str) -> bool:
     """Whether a state is read again instead of held: the tensor is stored exactly and not small."""
     return spec.nbytes > RESIDENT_NBYTES and bitstream == get_codec(FALLBACK_CODEC).bitstream
-
-
-def _rate_of(nbytes: int, raw: int, *, based: bool) -> float:
-    """Return a keyframe's bytes for each raw byte, the limit for deltas.
-
-    A keyframe encoded against a base model does not predict the size of another keyframe.
-    """
-    return 1.0 if based else nbytes / max(1, raw)

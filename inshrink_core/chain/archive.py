@@ -177,13 +177,13 @@ class Archive(Mapping[int, Checkpoint]):
 
         With ``values=False`` the view takes half the memory, but decodes a step again if it is read twice.
         """
-        view = self._view(keep_state=True, limits=self.limits, device=self.device)
+        view = self._view(keep_state=True)
         view._keeps_values = values
         return view
 
     def limited(self, limits: Limits) -> Archive:
         """Return a view with other limits."""
-        return self._view(keep_state=self.keeps_state, limits=limits, device=self.device)
+        return self._view(limits=limits)
 
     def on(self, device: str) -> Archive:
         """Return a view that decodes on a device.
@@ -193,11 +193,12 @@ class Archive(Mapping[int, Checkpoint]):
         InputError
             The device is not available.
         """
-        return self._view(keep_state=self.keeps_state, limits=self.limits, device=device)
+        return self._view(device=device)
 
-    def _view(self, *, keep_state: bool, limits: Limits, device: str) -> Archive:
+    def _view(self, **changes: Any) -> Archive:
         """Return another view that shares the frames already open."""
-        return Archive(self.reader, keep_state=keep_state, limits=limits, device=device, bases=self.bases)
+        same = dict[str, Any](keep_state=self.keeps_state, limits=self.limits, device=self.device)
+        return Archive(self.reader, bases=self.bases, **(same | changes))
 
     @property
     def keeps_state(self) -> bool:

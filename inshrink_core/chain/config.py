@@ -206,6 +206,12 @@ class Override:
     layer_type: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, entry: Mapping[str, Any]) -> Override:
+        """Return the override of an entry of a config file; the inverse of `to_json`."""
+        settings = {name: value for name, value in entry.items() if name not in _SELECTORS}
+        return cls(**{name: entry[name] for name in _SELECTORS if name in entry}, settings=settings)
+
     def matches(self, spec: TensorSpec) -> bool:
         """Whether the override applies to a tensor."""
         if self.layer_type is not None and spec.layer != self.layer_type:
@@ -259,10 +265,9 @@ def apply_settings(config: AnyCodec, settings: Mapping[str, Any]) -> AnyCodec:
 def settings_of(meta: Mapping[str, Any], spec: TensorSpec) -> dict[str, Any]:
     """Return the settings of a tensor in a frame, from the record that `ChainConfig.record` made."""
     settings = dict(meta.get("config", {}))
-    for entry in meta.get("overrides", ()):
-        selectors = {name: entry[name] for name in _SELECTORS if name in entry}
-        if Override(**selectors).matches(spec):
-            settings |= {name: value for name, value in entry.items() if name not in _SELECTORS}
+    for override in map(Override.of, meta.get("overrides", ())):
+        if override.matches(spec):
+            settings |= override.settings
     return settings
 
 
@@ -335,18 +340,20 @@ def _parse(entry: Any, config: AnyCodec) -> Override:
         entry = entry.to_json()
     if not isinstance(entry, Mapping):
         raise ConfigError("an override is a table", found=repr(entry))
-    match, layer_type = entry.get("match", "*"), entry.get("layer_type")
-    if not isinstance(match, str) or not match:
-        raise ConfigError("'match' of an override is a pattern of parameter names", found=repr(match))
-    if layer_type is not None and layer_type not in set(LayerType):
+    made = Override.of(entry)
+    if not isinstance(made.match, str) or not made.match:
+        raise ConfigError("'match' of an override is a pattern of parameter names", found=repr(made.match))
+    if made.layer_type is not None and made.layer_type not in set(LayerType):
         raise ConfigError(
-            "an override is for no known layer type", expected=" or ".join(LayerType), found=repr(layer_type)
+            "an override is for no known layer type",
+            expected=" or ".join(LayerType),
+            found=repr(made.layer_type),
         )
-    settings = {name: value for name, value in entry.items() if name not in _SELECTORS}
-    if not settings:
-        raise ConfigError(f"the override of '{match}' sets nothing", remedy="give it a setting of the codec")
-    apply_settings(config, settings)
-    return Override(match=match, layer_type=layer_type, settings=settings)
+    if not made.settings:
+        what = f"the override of '{made.match}' sets nothing"
+        raise ConfigError(what, remedy="give it a setting of the codec")
+    apply_settings(config, made.settings)
+    return made
 
 
 def literal_pattern(name: str) -> str:

@@ -177,7 +177,7 @@ def chain_report(archive: Archive) -> ChainReport:
                 damage=damage,
             )
         )
-    total = ArchiveSize(frames=tuple(sizes), manifest_nbytes=archive.reader.manifest_nbytes)
+    total = ArchiveSize.of(sizes, archive.reader.manifest_nbytes)
     return ChainReport(
         path=archive.path,
         is_packed=archive.path.is_file(),

@@ -29,29 +29,12 @@ class TensorSize(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FrameSize(Report):
-    """Bytes of one frame, by content.
+class _Size(Report):
+    """Sizes of one or several frames. Everything that is no tensor counts as weights."""
 
-    Parameters
-    ----------
-    info
-        The frame.
-    tensors
-        The block of each tensor.
-    overhead_nbytes
-        Header, index, trailer and padding. Counted in full as weights.
-    base
-        The base model that the frame is encoded against; these bytes do not include it.
-    """
-
-    info: FrameInfo
     tensors: tuple[TensorSize, ...]
     overhead_nbytes: int
-    base: BaseRecord | None = None
-
-    KEYS: ClassVar = (
-        "step=info.step kind=info.kind branch=info.branch bytes=info.nbytes ratio_weights ratio_total"
-    )
+    nbytes: int
 
     @property
     def raw_weights(self) -> int:
@@ -82,63 +65,70 @@ class FrameSize(Report):
     @property
     def ratio_total(self) -> float | None:
         """Raw bytes over stored bytes of everything; None for an empty archive."""
-        return ratio(self.raw_total, self.info.nbytes)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArchiveSize:
-    """Sizes of a set of frames, including the manifest.
-
-    Parameters
-    ----------
-    frames
-        In step order.
-    manifest_nbytes
-        Size of the manifest. Counted in full as weights.
-    """
-
-    frames: tuple[FrameSize, ...]
-    manifest_nbytes: int
-
-    @property
-    def base(self) -> BaseRecord | None:
-        """The base model that decoding some of the frames requires; None if none does."""
-        return next((frame.base for frame in self.frames if frame.base is not None), None)
-
-    @property
-    def raw_weights(self) -> int:
-        """Raw bytes of weights and buffers, over all frames."""
-        return sum(frame.raw_weights for frame in self.frames)
-
-    @property
-    def raw_total(self) -> int:
-        """Uncompressed bytes of the tensors."""
-        return sum(frame.raw_total for frame in self.frames)
-
-    @property
-    def weights_nbytes(self) -> int:
-        """Bytes for weights and buffers, including all overhead and the manifest."""
-        return sum(frame.weights_nbytes for frame in self.frames) + self.manifest_nbytes
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the frames and the manifest."""
-        return sum(frame.info.nbytes for frame in self.frames) + self.manifest_nbytes
-
-    @property
-    def ratio_weights(self) -> float | None:
-        """Raw bytes over stored bytes of weights and buffers, including headers and indexes."""
-        return ratio(self.raw_weights, self.weights_nbytes)
-
-    @property
-    def ratio_total(self) -> float | None:
-        """Raw bytes over stored bytes of everything; None for an empty archive."""
         return ratio(self.raw_total, self.nbytes)
 
     @property
     def bits_per_weight(self) -> float | None:
         """Mean stored bits of one weight at one step."""
-        return bits_per_parameter(self.weights_nbytes, sum(frame.n_weights for frame in self.frames))
+        return bits_per_parameter(self.weights_nbytes, self.n_weights)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrameSize(_Size):
+    """Bytes of one frame, by content.
+
+    Parameters
+    ----------
+    tensors
+        The block of each tensor.
+    overhead_nbytes
+        Header, index, trailer and padding. Counted in full as weights.
+    nbytes
+        Size of the frame.
+    info
+        The frame.
+    base
+        The base model that the frame is encoded against; these bytes do not include it.
+    """
+
+    info: FrameInfo
+    base: BaseRecord | None = None
+
+    KEYS: ClassVar = "step=info.step kind=info.kind branch=info.branch bytes=nbytes ratio_weights ratio_total"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArchiveSize(_Size):
+    """Sizes of a set of frames, including the manifest (`ArchiveSize.of`).
+
+    Parameters
+    ----------
+    tensors
+        The blocks of all frames.
+    overhead_nbytes
+        The overhead of all frames, and the manifest. Counted in full as weights.
+    nbytes
+        Bytes of the frames and the manifest.
+    frames
+        In step order.
+    """
+
+    frames: tuple[FrameSize, ...]
+
+    @classmethod
+    def of(cls, frames: Sequence[FrameSize], manifest_nbytes: int) -> ArchiveSize:
+        """Return the sum over some frames and the manifest."""
+        return cls(
+            tensors=tuple(tensor for frame in frames for tensor in frame.tensors),
+            overhead_nbytes=sum(frame.overhead_nbytes for frame in frames) + manifest_nbytes,
+            nbytes=sum(frame.nbytes for frame in frames) + manifest_nbytes,
+            frames=tuple(frames),
+        )
+
+    @property
+    def base(self) -> BaseRecord | None:
+        """The base model that decoding some of the frames requires; None if none does."""
+        return next((frame.base for frame in self.frames if frame.base is not None), None)
 
 
 def frame_size(archive: Archive, info: FrameInfo) -> FrameSize:
@@ -155,6 +145,7 @@ def frame_size(archive: Archive, info: FrameInfo) -> FrameSize:
         info=info,
         tensors=tuple(tensors.values()),
         overhead_nbytes=frame.overhead_nbytes,
+        nbytes=info.nbytes,
         base=archive.base_of(info),
     )
 
@@ -163,10 +154,7 @@ def archive_size(archive: Archive, frames: Sequence[FrameInfo] | None = None) ->
     """Return the sizes of some frames (by default the head's history); reads only their indexes."""
     chosen = archive.frames if frames is None else frames
     archive.reader.fetch(chosen)
-    return ArchiveSize(
-        frames=tuple(frame_size(archive, info) for info in chosen),
-        manifest_nbytes=archive.reader.manifest_nbytes,
-    )
+    return ArchiveSize.of([frame_size(archive, info) for info in chosen], archive.reader.manifest_nbytes)
 
 
 class Exactness(NamedTuple):

@@ -14,10 +14,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from inshrink_core.errors import DamagedError, InputError, InshrinkError, MissingExtraError, clipped
+from inshrink_core.errors import InputError, InshrinkError, MissingExtraError, clipped
 from inshrink_core.evaluate.evaluator import Prepared, write_state
-from inshrink_core.execution.files import read_regular
-from inshrink_core.execution.mirror import at_hand
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -88,7 +86,7 @@ def model_of(last: Path, directory: Path) -> tuple[str, dict[str, Any]]:
     InputError, MissingExtraError
         As in `prepare`.
     """
-    from inshrink_core.formats.disk import parse_json
+    from inshrink_core.formats.disk import Access, parse_json
 
     folders = (last if last.is_dir() else last.parent, directory)
     there = [folder / _CONFIG for folder in folders if (folder / _CONFIG).is_file()]
@@ -101,8 +99,8 @@ def model_of(last: Path, directory: Path) -> tuple[str, dict[str, Any]]:
             " (inshrink evaluate --write begins one)",
         )
     try:
-        read = parse_json(read_regular(at_hand(path), _MAX_CONFIG_BYTES), str(path))
-    except (OSError, DamagedError) as error:
+        read = parse_json(Access.of(path.parent).read_text(path, _MAX_CONFIG_BYTES), str(path))
+    except InshrinkError as error:
         raise InputError(f"it cannot be read ({error})", where=str(path)) from error
     config: dict[str, Any] = read if isinstance(read, dict) else {}
     names = config.get("architectures")

@@ -330,14 +330,6 @@ class Mirror:
         _let_go(content)
         return content
 
-    def fetch(self, place: Path) -> None:
-        """Write the bytes of a small file into the mirror, so that any process can read it."""
-        content, found = self.content(str(place)), place.stat()
-        content.fill([(0, found.st_size)])
-        with _cache_errors(str(place)):
-            place.write_bytes(os.pread(content.descriptor, found.st_size, 0))
-            os.utime(place, ns=(found.st_mtime_ns, found.st_mtime_ns))
-
     def expect(self, places: Iterable[tuple[Path, int, int]]) -> None:
         """Prefetch the first and last bytes of files at the same time; later reads repeat failed requests."""
         asked = []
@@ -474,11 +466,3 @@ def mirror_of(path: str | os.PathLike[str]) -> Mirror | None:
             return mirror
     what = "this placeholder of a remote file is valid only in the process that made it"
     raise StorageError(what, where=text)
-
-
-def at_hand(path: Path) -> Path:
-    """Return the path of a file for other programs, fetching its bytes if it is remote."""
-    mirror = mirror_of(path)
-    if mirror is not None and path.is_file():
-        mirror.fetch(path)
-    return path

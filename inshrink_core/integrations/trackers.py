@@ -21,7 +21,6 @@ from inshrink_core.chain.meta import QUALITY
 from inshrink_core.chain.sizes import archive_size, frame_size
 from inshrink_core.execution.files import Closing
 from inshrink_core.frame import FrameInfo
-from inshrink_core.metrics import bits_per_parameter
 from inshrink_core.text import is_url
 
 __all__ = ["ArchiveTracker"]
@@ -108,7 +107,7 @@ def _figures(archive: Archive, info: FrameInfo) -> dict[str, float]:
     found = {
         "ratio": size.ratio_total,
         "ratio_weights": size.ratio_weights,
-        "bits_per_weight": bits_per_parameter(size.weights_nbytes, size.n_weights),
+        "bits_per_weight": size.bits_per_weight,
         "bytes": info.nbytes,
         "restore_cost": known.get("restore_cost"),
         "divergence": known.get("divergence"),

@@ -466,8 +466,7 @@ class _Step:
         from inshrink_core.chain.meta import FOLDER, ORIGINALS, pack_attributes
         from inshrink_core.search.coarsen import coarsen
 
-        overhead = exact.manifest_nbytes + sum(frame.overhead_nbytes for frame in exact.frames)
-        allowed = _float32_nbytes(exact) / ratio - overhead - _PACKING_NBYTES
+        allowed = _float32_nbytes(exact) / ratio - exact.overhead_nbytes - _PACKING_NBYTES
 
         def tried(trial: int) -> None:
             if self._progress is not None:
@@ -522,7 +521,7 @@ def _float32_nbytes(size: ArchiveSize) -> int:
     """Return the bytes of the weights of an archive as float32."""
     from inshrink_core.search.coarsen import FLOAT32_NBYTES
 
-    return FLOAT32_NBYTES * sum(frame.n_weights for frame in size.frames)
+    return FLOAT32_NBYTES * size.n_weights
 
 
 class _Cast:

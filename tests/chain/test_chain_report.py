@@ -29,7 +29,7 @@ def test_a_chain_tells_parents_lines_and_the_sizes_of_the_newest(archive):
     assert found.steps == opened.steps
     assert (found.n_branches, found.n_keyframes) == (2, 1)
     assert (found.ratio_total, found.ratio_weights) == (size.ratio_total, size.ratio_weights)
-    assert found.nbytes == sum(frame.nbytes for frame in found.frames) + size.manifest_nbytes
+    assert found.nbytes == sum(frame.nbytes for frame in found.frames) + opened.reader.manifest_nbytes
     assert (found.codec, found.optimizer, found.originals) == ("lossless", "exact", "checked")
 
 

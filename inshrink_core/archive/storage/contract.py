@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMappin
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Final, NewType, NoReturn, TypeVar
+from typing import Any, Final, NewType, NoReturn
 
 from inshrink_core.archive.layout import RESTORE_REMEDY
 from inshrink_core.errors import (
@@ -25,8 +25,6 @@ from inshrink_core.errors import (
 )
 from inshrink_core.execution.files import NotRegularError, is_temporary
 from inshrink_core.execution.mirror import Listed
-
-_T = TypeVar("_T")
 
 Tag = NewType("Tag", str)
 """Identifies the content of an object; opaque except to its storage. Different contents have other tags."""
@@ -447,21 +445,17 @@ class OverlaidStorage(Storage):
         self._under, self.contents = under, contents
         self.n_at_once, self.exclusive = under.n_at_once, under.exclusive
 
-    def ask(self, path: str, question: Callable[[Storage], _T]) -> _T:
-        """Query the underlying storage about an object."""
-        return question(self._under)
-
     def read(self, path: str, offset: int, nbytes: int) -> bytes:
         """Return `nbytes` bytes from `offset`, or fewer at the end of the object."""
         content = self.contents.get(path)
         if content is not None:
             return content[offset : offset + nbytes]
-        return self.ask(path, lambda under: under.read(path, offset, nbytes))
+        return self._under.read(path, offset, nbytes)
 
     def size(self, path: str) -> int:
         """Return the size of an object in bytes."""
         content = self.contents.get(path)
-        return self.ask(path, lambda under: under.size(path)) if content is None else len(content)
+        return self._under.size(path) if content is None else len(content)
 
     def names(self, folder: str) -> tuple[str, ...]:
         """Return every name in a folder."""

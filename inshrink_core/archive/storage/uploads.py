@@ -28,7 +28,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, Final, TypeVar
+from typing import IO, Any, Final
 
 import msgspec
 
@@ -45,7 +45,6 @@ from inshrink_core.archive.storage.local import LOCK_NAME, LocalStorage
 from inshrink_core.errors import ConflictError, LockedError, StorageError, UnsafePathError
 from inshrink_core.execution.files import make_folders, read_regular, write_durably
 
-_T = TypeVar("_T")
 _logger = logging.getLogger(__name__)
 
 QUEUE_VARIABLE: Final = "INSHRINK_WAITING"
@@ -232,12 +231,17 @@ class UploadQueue(OverlaidStorage):
 
     # ---- reading ---------------------------------------------------------------------------------
 
-    def ask(self, path: str, question: Callable[[Storage], _T]) -> _T:
-        """Query the local disk about an object, or the remote storage if the object is not local."""
+    def read(self, path: str, offset: int, nbytes: int) -> bytes:
+        """Return `nbytes` bytes from `offset`, or fewer at the end of the object."""
         if path in self._here:
             with contextlib.suppress(FileNotFoundError):  # evicted meanwhile
-                return question(self._local)
-        return question(self._remote)
+                return self._local.read(path, offset, nbytes)
+        return super().read(path, offset, nbytes)
+
+    def size(self, path: str) -> int:
+        """Return the size of an object in bytes."""
+        known = self._here.get(path)
+        return super().size(path) if known is None else known
 
     def names(self, folder: str) -> tuple[str, ...]:
         """Return every name in a folder; queries the remote storage once."""

@@ -76,7 +76,7 @@ class _Watcher:
         self.writing = replace(asked, base=base, skip_damaged=True, look_ahead=False)
         self.report = WatchReport(
             archive=os.fspath(asked.archive),
-            size=ArchiveSize(frames=(), manifest_nbytes=0),
+            size=ArchiveSize.of((), 0),
             skip_damaged=asked.skip_damaged,
         )
         self._run: Run | None = None
