@@ -236,5 +236,5 @@ def comparison_work(
     A changed run or archive makes a new question, so earlier jobs do not answer it.
     """
     of = (opened(str(subject.path)).token, *(chain.content for chain in archives))
-    more: Any = {"of": of, "trusted": consent_to(evaluator)}
-    return Work.asking([request], subject.path, "archives", "compare", **more)
+    trusted = consent_to(evaluator)
+    return Work.asking([request], subject.path, "archives", "compare", of=of, trusted=trusted)

@@ -43,7 +43,7 @@ class _Size(Report):
 
     @property
     def raw_total(self) -> int:
-        """Raw bytes of all stored tensors."""
+        """Uncompressed bytes of the tensors."""
         return sum(tensor.spec.nbytes for tensor in self.tensors)
 
     @property

@@ -407,7 +407,7 @@ class StateEvaluator(Protocol):
         """Direction of the metric, if given."""
 
     @property
-    def which(self) -> str:
+    def which(self) -> str | None:
         """The model of a checkpoint that is evaluated, known after the first evaluation."""
 
     def evaluate(self, state_dict: Mapping[str, Tensor] | Checkpoint, /) -> Evaluation:

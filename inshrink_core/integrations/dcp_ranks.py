@@ -405,6 +405,8 @@ class ShardedEvaluator(ModelEvaluator):
     the other ranks stop waiting and leave their thread behind.
     """
 
+    which = None  # A rank knows its own tensors only, and all ranks need the same settings.
+
     def __init__(self, model: nn.Module, check: Check, ranks: Ranks) -> None:
         super().__init__(model, check)
         self._ranks = ranks

@@ -27,15 +27,7 @@ from inshrink_core.frame import FrameInfo
 from inshrink_core.metrics import Direction, worse_by
 from inshrink_core.search.bounds import FIGURES, BoundCheck, Bounds, Figures
 from inshrink_core.search.measure import frame_overhead, restored_from, step_ratio
-from inshrink_core.search.space import (
-    Cube,
-    CubePoint,
-    Line,
-    Settings,
-    keeping_unjudged,
-    space_of,
-    with_settings,
-)
+from inshrink_core.search.space import Cube, CubePoint, Line, Settings, space_of, with_settings
 from inshrink_core.search.trials import BoundEvaluator, Measurer, OnTrial, Trial, TriedFrame, model_digests
 from inshrink_core.search.walk import Outcome, Walk, follow_line, walk_cube, walk_line
 
@@ -266,7 +258,7 @@ class BoundedWriter:
         # State after the last decoded frame, so that decoding the next frame does not need the earlier ones.
         self._view: Archive | None = None
         self._figures = Figures()
-        self._step, self._peak, self._is_split = 0, 0.0, False
+        self._step, self._peak = 0, 0.0
         self._bounds: Bounds | None = None
         self._steps: dict[int, StepQuality] = {}
         self.appended: Appended | None = None
@@ -281,7 +273,7 @@ class BoundedWriter:
         ConfigError
             The codec has nothing to search.
         """
-        self._step, self._is_split = checkpoint.step, chain is not None and chain.split is not None
+        self._step = checkpoint.step
         if self._space is None:
             layers = {spec.layer for spec in checkpoint.specs if spec.role in MODEL_ROLES}
             if chain is not None:
@@ -301,9 +293,6 @@ class BoundedWriter:
         """
         if self._bounds is None:
             self._bounds = self.evaluator.bounds(self._step)
-            first = self._originals(self._step)
-            if first is not None and self._space is not None and not self._is_split:
-                self._base = keeping_unjudged(self._base, self._space, first, self.evaluator.which)
         return self._bounds
 
     @property
@@ -343,10 +332,10 @@ class BoundedWriter:
         # The size of a keyframe relative to a base model does not predict the size of others.
         is_based = chain.base is not None and chain.parent is None
         if candidate is None:
-            chain.config = self._exact(space)
+            chain.config = self._exact(space, checkpoint)
             quality = {"how": "exact", "why": "nothing coarser keeps the bounds"}
         else:
-            chain.config = with_settings(self._base, candidate)
+            chain.config = with_settings(self._base, candidate, checkpoint, self.evaluator.which)
             quality = self._quality("measured", trial or Figures())
         keyframe = decision.keyframe or (None if candidate is None else False)
         appended = self.appended = chain.append(
@@ -459,7 +448,7 @@ class BoundedWriter:
         if isinstance(space, Cube):
 
             def ratio_of(point: CubePoint) -> float:
-                chain = with_settings(self._base, space.settings(point))
+                chain = step.config(space.settings(point), step.checkpoint)
                 return step_ratio(chain, step.checkpoint, step.state, step.index)
 
             return walk_cube(Walk(outcome, None, known), space, ratio_of, self._last)
@@ -472,13 +461,14 @@ class BoundedWriter:
     def _start(self, space: Cube | Line) -> Any:
         return space.point_of(self._base.config) if self._last is None else self._last
 
-    def _exact(self, space: Cube | Line) -> ChainConfig:
+    def _exact(self, space: Cube | Line, checkpoint: Checkpoint) -> ChainConfig:
         """Return the configuration for bit-exact storage that affects later steps as little as possible.
 
         It stores the optimizer state exactly too, unless the user chose another way.
         """
         start = self._start(space)
-        chain = self._base if start is None else with_settings(self._base, space.settings(start))
+        settings = {} if start is None else space.settings(start)
+        chain = with_settings(self._base, settings, checkpoint, self.evaluator.which)
         exact = chain.config.made_exact()
         if exact is not None:
             return chain.made_exact(exact)
@@ -519,7 +509,7 @@ class BoundedWriter:
     ) -> Appended:
         """Write a step bit for bit, because no measurement shows that a smaller frame keeps the bounds."""
         self._usage = None  # without a measurement the next step cannot reuse these settings
-        chain.config = self._exact(self.begin(checkpoint, chain))
+        chain.config = self._exact(self.begin(checkpoint, chain), checkpoint)
         return chain.append(checkpoint, done=done, quality={"how": "exact", "why": why})
 
     def can_repeat(self, chain: ChainWriter) -> bool:

@@ -172,6 +172,10 @@ class ChainTrials(Measurer):
         previous = self.checkpoints(self._before[step]) if step in self._before else None
         return sensitivities(self.checkpoints(step), previous)
 
+    def document(self, candidate: Settings, checkpoint: Checkpoint | None = None) -> dict[str, Any]:
+        """Return the configuration of a candidate for the first step, by which its trials belong together."""
+        return super().document(candidate, self.checkpoints(self.steps[0]))
+
     def report(self, trial: Trial, done: int, left: int, found: Mapping[str, Any] | None = None) -> None:
         """Report a trial, the number of measured trials, and the maximum number left."""
         if self.progress is not None:
@@ -220,7 +224,7 @@ class ChainTrials(Measurer):
         A trial depends on all earlier checkpoints. Steps with a logged trial are encoded only if a later step
         is measured.
         """
-        chain = with_settings(self.base, candidate)
+        chain = self.config(candidate, self.checkpoints(self.steps[0]))
         every, before, n_encoded = chain.keyframe_every, None, 0
         record = json.dumps(chain.record() | {"keyframe_every": every}, sort_keys=True)
         key = hashlib.sha256(pack_value([record, self.initial, self.evaluator.digest]))
@@ -236,7 +240,8 @@ class ChainTrials(Measurer):
                 continue
             for missing in range(n_encoded, place):
                 checkpoint = self.checkpoints(self.steps[missing])
-                before = encode_step(chain, checkpoint, *against(before, missing))
+                config = self.config(candidate, checkpoint)
+                before = encode_step(config, checkpoint, *against(before, missing))
             state, index = against(before, place)
             trial, before, _ = self.measured(candidate, self.checkpoints(step), state, index)
             n_encoded = place + 1

@@ -19,35 +19,35 @@ Settings = Mapping[str, Any]
 """The settings of a codec in which a configuration to try differs from others: a candidate."""
 
 
-def with_settings(base: ChainConfig, settings: Settings) -> ChainConfig:
-    """Return a chain config with a candidate's settings on top of the base's, whose overrides stay."""
-    return replace(base, config=apply_settings(base.config, settings))
-
-
-def keeping_unjudged(
-    base: ChainConfig, space: Cube | Line, checkpoint: Checkpoint, which: str
+def with_settings(
+    base: ChainConfig,
+    settings: Settings,
+    checkpoint: Checkpoint | None = None,
+    which: str | None = None,
 ) -> ChainConfig:
-    """Return a chain config whose settings no candidate replaces for models that are not evaluated.
-
-    A bound on the evaluated model says nothing about another one: at errors that hardly change a model, its
-    moving average may fail.
+    """Return a chain config with a candidate's settings on top of the base's, whose overrides stay.
 
     Parameters
     ----------
-    base, space
-        The configuration, and the search space.
+    base, settings
+        The configuration, and the candidate.
     checkpoint, which
-        A checkpoint of the run, and the evaluated model as in `Checkpoint.state_dict`.
+        A checkpoint to encode, and the evaluated model as in `Checkpoint.state_dict`. All other models keep
+        the settings of the base: a bound limits the error of the evaluated model alone, and a moving average
+        may fail at errors that hardly change the model. None applies the candidate to all models.
     """
+    config = apply_settings(base.config, settings)
+    if checkpoint is None or which is None:
+        return replace(base, config=config)
     twins = {} if which else checkpoint.twins
-    judged = {key for name, key in checkpoint.model_keys(which).items() if name not in twins}
+    evaluated = {key for name, key in checkpoint.model_keys(which).items() if name not in twins}
     specs = [spec for spec in base.members(checkpoint.specs) if spec.role in MODEL_ROLES]
-    settings = {name: getattr(base.config, name) for name in space.levels(1)[0]}
-    kept = assignments(specs, {spec.key: spec.key not in judged for spec in specs}, False, ())
+    others = assignments(specs, {spec.key: spec.key not in evaluated for spec in specs}, False, ())
+    kept = {name: getattr(base.config, name) for name in settings}
     known = {(override.match, override.layer_type) for override in base.overrides}
-    added = (Override(**table, settings=settings) for table in kept)
+    added = (Override(**table, settings=kept) for table in others)
     missing = (override for override in added if (override.match, override.layer_type) not in known)
-    return replace(base, overrides=(*missing, *base.overrides))
+    return replace(base, config=config, overrides=(*missing, *base.overrides))
 
 
 Point = TypeVar("Point", bound=Hashable)

@@ -87,7 +87,7 @@ class BoundEvaluator(Closing):
         return evaluator_digest(self._evaluator)
 
     @property
-    def which(self) -> str:
+    def which(self) -> str | None:
         """The model of a checkpoint that is evaluated, known after the first evaluation."""
         return self._evaluator.which
 
@@ -347,11 +347,15 @@ class Measurer:
     sized: bool = True
     _figures: dict[tuple[int, tuple[bytes, ...]], Figures] = field(default_factory=dict, repr=False)
 
-    def document(self, candidate: Settings) -> dict[str, Any]:
+    def config(self, candidate: Settings, checkpoint: Checkpoint) -> ChainConfig:
+        """Return the configuration of a candidate for the frame of a checkpoint."""
+        return with_settings(self.base, candidate, checkpoint, self.evaluator.which)
+
+    def document(self, candidate: Settings, checkpoint: Checkpoint) -> dict[str, Any]:
         """Return the full configuration of a candidate as a config file has it."""
         settings, defaults = self.base.config.settings(), type(self.base.config)().settings()
         common = {name: value for name, value in settings.items() if value != defaults.get(name)}
-        overrides = [override.to_json() for override in self.base.overrides]
+        overrides = [override.to_json() for override in self.config(candidate, checkpoint).overrides]
         document: dict[str, Any] = {"codec": self.base.codec, "settings": {**common, **candidate}}
         return document | ({"override": overrides} if overrides else {})
 
@@ -360,7 +364,7 @@ class Measurer:
     ) -> tuple[Trial, EncodedStep, TriedFrame | None]:
         """Return the trial of a candidate at a step that is encoded against a state, and its frame."""
         begun = time.perf_counter()
-        encoded = encode_step(with_settings(self.base, candidate), checkpoint, state, index)
+        encoded = encode_step(self.config(candidate, checkpoint), checkpoint, state, index)
         restored, step, shards = encoded.restored(), checkpoint.step, state.shards
         raw_weights, weights_nbytes, tried, figures = encoded.raw_weights, 0, None, None
         if self.sized:
@@ -377,7 +381,7 @@ class Measurer:
         trial = Trial(
             **asdict(figures),
             step=step,
-            config=self.document(candidate),
+            config=self.document(candidate, checkpoint),
             raw_weights=raw_weights,
             weights_nbytes=weights_nbytes,
             seconds=time.perf_counter() - begun,

@@ -59,8 +59,8 @@ class ModelEvaluator:
     the model.
     """
 
-    which = ""
-    """A checkpoint's main model is evaluated."""
+    which: str | None = ""
+    """The model of a checkpoint that is evaluated, as in `Checkpoint.state_dict`."""
 
     def __init__(
         self,

@@ -274,7 +274,7 @@ class Search(Stepping, Bounding, Writing, EvaluatorRequest, Computing, Reading, 
         """Run the search."""
         from inshrink_core.chain import look_ahead
         from inshrink_core.search.search import ChainTrials, choose_steps, trial_log_of
-        from inshrink_core.search.space import keeping_unjudged, space_of
+        from inshrink_core.search.space import space_of
         from inshrink_core.search.trials import BoundEvaluator
 
         started = time.perf_counter()
@@ -296,7 +296,6 @@ class Search(Stepping, Bounding, Writing, EvaluatorRequest, Computing, Reading, 
                 initial=look_ahead(base, chosen, opened.__getitem__),
                 progress=self.progress,
             )
-            chains.base = keeping_unjudged(base, space, opened[chosen[0]], evaluator.which)
             report = self._searched(opened, chains, space, started)
         if report.output is not None:
             write_atomic(report.output, json.dumps(report.to_json(), indent=1) + "\n")
